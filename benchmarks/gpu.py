@@ -38,7 +38,6 @@ from benchmarks.harness import parse_args
 from pixelis import config
 from pixelis.policy import estimate
 from pixelis.policy.architecture import Architecture
-from pixelis.policy.forward import encode_views
 from pixelis.policy.log_probs import banned_mask, project
 from pixelis.policy.model import default_device, load_model
 from pixelis.policy.train_step import Trainer
@@ -98,7 +97,7 @@ def learner_step(part: Part, family: str, size: str, full: bool, **policy: Any) 
         metrics = trainer.update(batch)
     if gpus:
         metrics["peak_bytes"] = float(torch.cuda.max_memory_allocated() - before)
-    arch = Architecture(settings.model, torch.bfloat16)
+    arch = Architecture(settings, torch.bfloat16)
     metrics["estimated_bytes"] = float(sum(estimate.learner_memory(arch, settings, learner)[0].values()))
     trainer.close()
     return metrics
@@ -187,15 +186,17 @@ def vision_tower(part: Part, family: str) -> None:
     views = [picture(spec, pixels, rng) for _ in range(count)]
 
     def error() -> float:
-        reference, own = (encode_views(m, spec, views[:1])[0].embeds.float() for m in (exact, model))
+        reference, own = (
+            spec.family.encode_views(m, spec, views[:1])[0].embeds.float() for m in (exact, model)
+        )
         return float((own - reference).abs().mean() / reference.abs().mean())
 
     with torch.no_grad():
-        seconds = part.timed(lambda: encode_views(model, spec, views, one_pass=True)) / count
+        seconds = part.timed(lambda: spec.family.encode_views(model, spec, views, one_pass=True)) / count
         ours = error()
         for module in model.model.visual.modules():
             module.__dict__.pop("forward", None)
-        stock_seconds = part.timed(lambda: encode_views(model, spec, views[:1]), 2)
+        stock_seconds = part.timed(lambda: spec.family.encode_views(model, spec, views[:1]), 2)
         stock = error()
     part.figure(f"{family}: ms a picture", 1e3 * seconds, seconds <= 0.06, "<= 60")
     part.figure(f"{family}: transformers' own layers, ms a picture", 1e3 * stock_seconds)

@@ -18,6 +18,7 @@ from benchmarks.gpu_models import episodes
 from benchmarks.gpu_part import MIB, Part, Skip, job
 from pixelis import config
 from pixelis.dialogue.session import SamplingParams
+from pixelis.families import FAMILIES
 from pixelis.policy.adapters import Adapter
 from pixelis.policy.export import BaseFile
 from pixelis.policy.model_path import fingerprint
@@ -162,7 +163,7 @@ def weights(part: Part) -> None:
     from pixelis.policy.weight_stream import StreamPlace, WeightSender, receive, request
 
     folder = part.model("qwen2_5_vl", "3b")
-    base = BaseFile(folder)
+    base = BaseFile(folder, FAMILIES["qwen2_5_vl"])
     tensors = FlatTensors([(name, "uint16", tuple(shape.shape)) for name, shape in base.shapes.items()])
     for name, values in tensors.items():
         values[...] = base.read(name).bfloat16().view(torch.uint16).numpy()

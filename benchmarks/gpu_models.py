@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from pixelis.families import FAMILIES
 from pixelis.families.family import ModelSpec
 from pixelis.nano.architecture import build, save
 from pixelis.nano.tokenizer import build_tokenizer
-from pixelis.policy.model import model_class
 from pixelis.policy.samples import TrainSample
 
 _TEXT = (
@@ -70,7 +70,11 @@ def random_model(folder: Path, family: str, size: str, device: torch.device) -> 
         vision.num_position_embeddings = 2304
     config.save_pretrained(target)
     with torch.device(device):
-        model = model_class(target)._from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+        model = (
+            FAMILIES[family]
+            .model_class()
+            ._from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+        )
     model.generation_config.eos_token_id = text.eos_token_id
     save(model, tokenizer, target)
     return target

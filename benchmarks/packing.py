@@ -26,8 +26,10 @@ from benchmarks.harness import CLOCKS, Report, compare, parse_args
 from pixelis import config
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
+from pixelis.families.attention import use_packed_attention
 from pixelis.families.family import ModelSpec
-from pixelis.policy.forward import FeatureCache, Features, concatenate, hidden_states, use_packed_attention
+from pixelis.families.features import Features, concatenate
+from pixelis.policy.forward import FeatureCache
 from pixelis.policy.log_probs import banned_mask, project, token_log_probs
 from pixelis.policy.lora import add_lora
 from pixelis.policy.model import load_model
@@ -81,7 +83,7 @@ class Learner:
         total = 0.0
         for batch in batches:
             features = self._view_features(batch)
-            log_probs, _ = token_log_probs(self.model, batch, features, self.spec.image_token, self.banned)
+            log_probs, _ = token_log_probs(self.model, self.spec, batch, features, self.banned)
             total += self._backward(log_probs)
         return total
 
@@ -101,9 +103,14 @@ class Learner:
             mask[real] = batch.mask
             features = self._view_features(batch)
             rows = features.rows(batch.image_rows) if features is not None else None
-            image = self.spec.image_token
-            hidden = hidden_states(
-                self.model, tokens, positions, rows, image, attention_mask=real.long(), use_cache=False
+            hidden = self.spec.family.hidden_states(
+                self.model,
+                self.spec,
+                tokens,
+                positions,
+                rows,
+                attention_mask=real.long(),
+                use_cache=False,
             )
             predecessors = hidden[:, :-1][mask[:, 1:]]
             total += self._backward(project(self.model.lm_head, predecessors, tokens[mask], self.banned)[0])

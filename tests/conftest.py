@@ -1,6 +1,4 @@
-"""Shared fixtures: one local Ray cluster for the whole test session, and a record of the figures that fault
-tests measure.
-"""
+"""One local Ray cluster for the whole test session, and a record of the figures of fault tests."""
 
 from __future__ import annotations
 

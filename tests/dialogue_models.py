@@ -1,6 +1,4 @@
-"""Models for the dialogue tests, without weights: the embedded model's folder and one with the layout of
-Qwen2.5-VL.
-"""
+"""Folders of models without weights: the embedded one's, and one with the layout of Qwen2.5-VL."""
 
 from __future__ import annotations
 
@@ -23,26 +21,9 @@ from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.operations import select
 from pixelis.records import ImageView
 
-QWEN_SPECIAL = (
-    *(
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|object_ref_start|>",
-        "<|object_ref_end|>",
-        "<|box_start|>",
-    ),
-    *(
-        "<|box_end|>",
-        "<|quad_start|>",
-        "<|quad_end|>",
-        "<|vision_start|>",
-        "<|vision_end|>",
-        "<|vision_pad|>",
-        "<|image_pad|>",
-    ),
-    "<|video_pad|>",
-)
+_NAMES = ["endoftext", "im_start", "im_end", "object_ref_start", "object_ref_end", "box_start", "box_end"]
+_NAMES += ["quad_start", "quad_end", "vision_start", "vision_end", "vision_pad", "image_pad", "video_pad"]
+QWEN_SPECIAL = [f"<|{name}|>" for name in _NAMES]
 QWEN_PLAIN = ("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|repo_name|>")
 
 
@@ -52,12 +33,8 @@ def nano_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="pixelis-nano-"))
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(folder)
-    vision = {
-        "patch_size": 8,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "num_position_embeddings": 64,
-    }
+    vision = {"patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    vision |= {"num_position_embeddings": 64}
     config = {
         "model_type": "qwen3_vl",
         "pixelis_nano": True,
@@ -72,9 +49,7 @@ def nano_folder() -> Path:
 
 @functools.cache
 def large_folder() -> Path:
-    """Return a folder like Qwen2.5-VL's: text settings at the top level, byte-level BPE, no <think> and
-    <answer> tokens.
-    """
+    """A folder like Qwen2.5-VL's: text settings on top, byte-level BPE, no <think> and <answer> tokens."""
     folder = Path(tempfile.mkdtemp(prefix="pixelis-large-"))
     tokenizer = Tokenizer(models.BPE())
     split = Regex(r"'s|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+")
@@ -112,9 +87,7 @@ def large_folder() -> Path:
 
 @functools.cache
 def renderer(name: str) -> Renderer:
-    """Return the renderer of ``nano`` or ``large`` with zoom_in only; all schemas would fill a short
-    context.
-    """
+    """The renderer of ``nano`` or ``large`` with zoom_in only; all schemas would fill a short context."""
     folder = {"nano": nano_folder, "large": large_folder}[name]()
     tokenizer = load_tokenizer(folder)
     return Renderer(tokenizer, load_spec(folder, tokenizer), DialogueConfig(), select(["zoom_in"]))

@@ -2,13 +2,10 @@
 
     python tests/lanes.py install-vllm test-serve test-unit test-vllm
 
-Starts the targets in the given order, each as soon as a lane is free. The first one, which waits much, has
-priority over the others, which use the processors meanwhile. ``install-NAME``, which mostly waits for the
-network and the disk, runs beside the lanes, and ``test-NAME`` begins when it has ended. A few failed tests
-are run once more, alone, when nothing else runs: two lanes of real clusters on two busy processors are slower
-than any limit on time allows for. Those that pass then are named at the end. Shows only their progress; the
-complete output of each is in runs/tests/TARGET.log. Ends with the failures of each target, one line per
-target and the totals.
+The first target, which waits much, has priority. ``install-NAME``, which mostly waits for network and
+disk, runs beside the lanes, and ``test-NAME`` begins when it has ended. A few failed tests are run once more,
+alone: two real clusters on two processors are slower than any limit allows for. The complete output of each
+target is in runs/tests/TARGET.log.
 """
 
 from __future__ import annotations
@@ -71,20 +68,13 @@ class Run:
 
 
 def run(target: str, niceness: int, again: bool = False) -> Run:
-    """Run a target, or ``again`` only those of its tests that failed.
-
-    Prints its progress and writes its output to a log.
-    """
+    """Run a target, or ``again`` those of its tests that failed; print its progress, log its output."""
     started = time.monotonic()
     command = ["nice", "-n", str(niceness), "make", "--no-print-directory", target]
     options = f"-o cache_dir=.pytest_cache/{target}" + " --last-failed --lfnf=none" * again
+    env = {**os.environ, "PYTEST_ADDOPTS": options}
     process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env={**os.environ, "PYTEST_ADDOPTS": options},
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
     assert process.stdout is not None
     path = LOGS / f"{target}{'-again' * again}.log"
@@ -105,9 +95,8 @@ def main(targets: list[str]) -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
     tests = [target for target in targets if not target.startswith(INSTALL)]
     with ThreadPoolExecutor(LANES) as pool, ThreadPoolExecutor() as beside:
-        installed = {
-            target: beside.submit(run, target, NICENESS) for target in targets if target.startswith(INSTALL)
-        }
+        installations = [target for target in targets if target.startswith(INSTALL)]
+        installed = {target: beside.submit(run, target, NICENESS) for target in installations}
 
         def run_when_installed(target: str, niceness: int) -> Run:
             installation = installed.get(INSTALL + target.removeprefix("test-"))
@@ -118,48 +107,29 @@ def main(targets: list[str]) -> int:
         results = list(pool.map(run_when_installed, tests, [0] + [NICENESS] * (len(tests) - 1)))
     failed = [result for result in results if result.failed]
     unsteady = dict[str, list[str]]()
-    if (
-        all(result.failures for result in failed)
-        and sum(len(result.failures) for result in failed) <= REPEATED
-    ):
-        unsteady = {
-            result.target: result.failures
-            for result in failed
-            if not run(result.target, 0, again=True).failed
-        }
+    few = sum(len(result.failures) for result in failed) <= REPEATED
+    if few and all(result.failures for result in failed):
+        passed = [result for result in failed if not run(result.target, 0, again=True).failed]
+        unsteady = {result.target: result.failures for result in passed}
     for result in failed:
         outcome = "failed, and passed when run again alone" if result.target in unsteady else "failed"
-        print(
-            f"\n{RULE}\n{result.target} {outcome}. Its output is in "
-            f"{LOGS / (result.target + '.log')}\n{RULE}\n{result.reason}"
-        )
+        place = LOGS / f"{result.target}.log"
+        print(f"\n{RULE}\n{result.target} {outcome}. Its output is in {place}\n{RULE}\n{result.reason}")
     print(f"\n{RULE}")
     total: Counter[str] = Counter()
     for result in results:
         outcome = "AGAIN" if result.target in unsteady else "FAILED" if result.failed else "ok"
         print(f"{result.target:15} {outcome:6} {result.closing}, {result.minutes}")
         if result.failed:
-            print(
-                "\n".join(
-                    f"    {line}" for line in result.failures or result.output.strip().splitlines()[-1:]
-                )
-            )
-        total.update(
-            {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|errors?|skipped)", result.closing)}
-        )
-    print(
-        ", ".join(
-            f"{total[word]} {word}"
-            for word in ("passed", "failed", "error", "errors", "skipped")
-            if total[word]
-        )
-    )
+            lines = result.failures or result.output.strip().splitlines()[-1:]
+            print("\n".join(f"    {line}" for line in lines))
+        for number, word in re.findall(r"(\d+) (passed|failed|errors?|skipped)", result.closing):
+            total[word] += int(number)
+    words = "passed", "failed", "error", "errors", "skipped"
+    print(", ".join(f"{total[word]} {word}" for word in words if total[word]))
     for target, failures in unsteady.items():
-        print(
-            f"{target}: passed when run again alone, as if the machine had been too busy:",
-            *failures,
-            sep="\n    ",
-        )
+        reason = "passed when run again alone, as if the machine had been too busy:"
+        print(f"{target}: {reason}", *failures, sep="\n    ")
     return int(len(failed) > len(unsteady))
 
 

@@ -1,6 +1,4 @@
-"""Support for tests on real actors: the placed actors of one job, checks of groups, and ways to kill an
-actor.
-"""
+"""The placed actors of one job, checks of groups, and ways to kill an actor."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from pixelis.actors import cluster, placement
 from pixelis.actors.coordinator import Coordinator
 from pixelis.config import Config, parse
 from pixelis.dialogue.session import SamplingParams
-from pixelis.policy.adapters import Adapter
+from pixelis.policy.adapters import Adapter, save_adapter
 from pixelis.policy.lora import adapted_layers
 from pixelis.policy.model import load_model
 from pixelis.policy.model_path import fingerprint, resolve
@@ -38,12 +36,28 @@ class PlacedJob:
     adapter: Adapter
 
     def coordinator(self, **rft: Any) -> Any:
-        """Start another coordinator on the same generators, scorers and store. rft: changed configuration
-        values.
-        """
+        """Start another coordinator on the same actors. rft: changed configuration values."""
         config = self.config.model_copy(update={"rft": self.config.rft.model_copy(update=rft)})
         a = self.actors
         return cluster.spawn(Coordinator, config, a.generators, a.scorers, num_cpus=0)
+
+
+@contextmanager
+def placed_job(model: str | Path, run: Path, **parts: Any) -> Iterator[PlacedJob]:
+    """Two generators of a model with a random adapter, and a scorer. parts: of the configuration."""
+    config = parse(
+        {
+            "run": {"dir": str(run), "name": run.name},
+            "policy": {"model": str(model), "lora": {"rank": 4, "alpha": 8}},
+            "engine": {"workers": 2},
+            "dialogue": {"max_turn_tokens": 12},
+            **parts,
+        }
+    )
+    adapter, start = random_adapter(model, seed=0), run / "start" / "step_00000007"
+    save_adapter(adapter, start)
+    with placement.placed(config, learner=False, initial=str(start)) as actors:
+        yield PlacedJob(config, actors, adapter)
 
 
 def random_adapter(model: str | Path, seed: int, size: float = 0.1) -> Adapter:
@@ -67,9 +81,7 @@ def temporary(actor: Any) -> Iterator[Any]:
 
 
 def check_group(group: Group, views: dict[str, list[np.ndarray]], size: int) -> None:
-    """Check that trajectories belong to the group's question, views match their images, and advantages sum to
-    0.
-    """
+    """Trajectories belong to the group's question, views match their images, and advantages sum to 0."""
     assert len(group.trajectories) == size
     assert len({t.id for t in group.trajectories}) == size
     assert set(views) == {t.id for t in group.trajectories}
@@ -94,21 +106,21 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 60, every_s: flo
     return time.monotonic() - start
 
 
-def stored_bytes() -> int:
-    """Return all bytes that were ever put into the object store of this node."""
+def store_stats() -> Any:
     from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
-    state = get_state_from_address(ray.get_runtime_context().gcs_address)
-    return int(get_memory_info_reply(state).store_stats.cumulative_created_bytes)
+    return get_memory_info_reply(get_state_from_address(ray.get_runtime_context().gcs_address)).store_stats
+
+
+def stored_bytes() -> int:
+    """Return all bytes that were ever put into the object store of this node."""
+    return int(store_stats().cumulative_created_bytes)
 
 
 def held_bytes() -> int:
     """Return the bytes of the objects that are in the object store of this node."""
-    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
-
     gc.collect()
-    state = get_state_from_address(ray.get_runtime_context().gcs_address)
-    return int(get_memory_info_reply(state).store_stats.object_store_bytes_used)
+    return int(store_stats().object_store_bytes_used)
 
 
 def health(generator: Any) -> dict[str, Any] | None:

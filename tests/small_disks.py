@@ -1,7 +1,4 @@
-"""Small disks that tests fill or make read-only.
-
-Where mounting is not allowed, such a test is skipped by name.
-"""
+"""Small disks that tests fill or make read-only; where mounting is not allowed, a test is skipped by name."""
 
 from __future__ import annotations
 
@@ -82,7 +79,5 @@ def _mount(image: Path, folder: Path) -> list[str]:
 
 
 def freeze(folder: Path, frozen: bool = True) -> None:
-    """Make everything in ``folder``, on a `failing_disk`, immutable or mutable again, also for files that are
-    open.
-    """
+    """Make everything in ``folder``, on a `failing_disk`, immutable, open files too; or mutable again."""
     subprocess.run(["chattr", "-R", "+i" if frozen else "-i", str(folder)], check=True)

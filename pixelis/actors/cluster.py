@@ -215,20 +215,18 @@ def lower_priority(config: Config) -> None:
         os.nice(4)
 
 
-def yield_to_serving() -> None:
-    """Raise the niceness of this thread to that of the generators: a learner must not delay replies."""
-    os.nice(4)
-
-
 def freeze_gc() -> None:
     """Exclude all existing objects from garbage collection: a full collection stops all requests."""
     gc.collect()
     gc.freeze()
 
 
-def actor_handle(actor: ActorHandle | str) -> ActorHandle:
-    """Handle of an actor, or of the actor that has this name in the current namespace."""
-    return ray.get_actor(actor) if isinstance(actor, str) else actor
+def actor_handle(actor: ActorHandle | str, namespace: str | None = None) -> ActorHandle:
+    """Handle of an actor, or of the one of this name. Raises InfraFailure if none runs."""
+    try:
+        return ray.get_actor(actor, namespace) if isinstance(actor, str) else actor
+    except ValueError:
+        raise InfraFailure(f"no actor named {actor} is running") from None
 
 
 def first_answer(method: Any) -> ray.ObjectRef:

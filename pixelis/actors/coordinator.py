@@ -38,8 +38,6 @@ from pixelis.telemetry import events
 from pixelis.telemetry.events import EventLog
 from pixelis.telemetry.metrics import count, observe
 
-__all__ = ["Coordinator", "RolloutBatch", "StepResult"]
-
 
 @ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=1024)
 class Coordinator:
@@ -142,7 +140,10 @@ class Coordinator:
                 generator = await asyncio.to_thread(actor_handle, name)
                 await generator.ready.remote()
                 break
-            except (ValueError, RayError):  # not created yet, or lost with its node: Ray starts it elsewhere
+            except (
+                InfraFailure,
+                RayError,
+            ):  # not created yet, or lost with its node: Ray starts it elsewhere
                 await asyncio.sleep(self.router.timeouts.retry_pause_s)
         self.router.join(generator)
         self.log.write(events.JOINED, generator=name, generators=len(self.router.members))

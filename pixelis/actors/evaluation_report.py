@@ -1,4 +1,4 @@
-"""Episodes of an evaluation for its report: why they are wrong, examples of clusters, pictures as files."""
+"""Episodes of an evaluation for its report: why they are wrong, clusters of them, pictures as files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from typing import Any
 
 import ray
 from PIL import Image
+from ray.actor import ActorHandle
 
+from pixelis.actors.embedder import Parts
 from pixelis.actors.group_views import GroupViews, fetch_groups
 from pixelis.actors.report import Chosen, choose
+from pixelis.config import Config
 from pixelis.evaluation.causes import cause_of
+from pixelis.evaluation.clusters import balanced_vectors, error_clusters, require_questions
+from pixelis.evaluation.metrics import correctness
 from pixelis.evaluation.outputs import file_name
 from pixelis.records import Group
+
+BATCH = 8
+"""Questions that are embedded at once."""
 
 
 def choose_with_causes(
@@ -60,3 +68,22 @@ def save_images(folder: str, groups: list[Group], views: list[GroupViews]) -> di
             (place / "conversation.json").write_text(content, encoding="utf-8")
             paths[trajectory.id] = [str(file) for file in files]
     return paths
+
+
+def find_clusters(
+    config: Config, embedder: ActorHandle, groups: Sequence[Group], views: Sequence[GroupViews]
+) -> list[dict[str, Any]]:
+    """The `evaluate.clusters` clusters of the scored questions; BadInput for too few of them."""
+    scored = [pair for pair in zip(groups, views, strict=True) if correctness(pair[0].trajectories)]
+    require_questions(len(scored), config.evaluate.clusters, "the evaluation")
+    batches = [zip(*scored[start : start + BATCH], strict=True) for start in range(0, len(scored), BATCH)]
+    parts = [embedder.first_features.remote(*batch) for batch in batches]
+    return ray.get(_cluster.remote(config, [group for group, _ in scored], *parts))
+
+
+@ray.remote(num_cpus=0)
+def _cluster(config: Config, groups: list[Group], *parts: Parts) -> list[dict[str, Any]]:
+    vectors = balanced_vectors(
+        [part for batch in parts for part in batch], (config.memory.visual, config.memory.text)
+    )
+    return error_clusters(groups, vectors, config.evaluate.clusters, config.run.seed)

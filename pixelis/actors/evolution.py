@@ -61,7 +61,6 @@ class Evolution:
         memory: Sequence[str] = (),
         scoring: tuple[str, str] | None = None,
     ):
-        tracing.start(config, "evolution")
         logs.start(config, "evolution")
         e = self.settings = config.evolution
         self.monitor = EvolutionMonitor(config, self._health)

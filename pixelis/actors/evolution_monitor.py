@@ -47,8 +47,6 @@ async def repeat(every_s: float, action: Callable[[], Awaitable[Any]], failure: 
 
 
 class EvolutionMonitor:
-    """The audit log and the alerts of a service that learns."""
-
     def __init__(self, config: Config, health: Callable[[], dict[str, float]]):
         e = config.evolution
         self.every_s, self.health = e.alerts.every_s, health

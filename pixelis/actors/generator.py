@@ -52,7 +52,6 @@ class Generator:
         self.config, self.store, self.index = config, ray.get_actor(store), index
         use_reserved_gpus()
         lower_priority(config)
-        tracing.start(config, "generator")
         logs.start(config, "generator")
         from pixelis.policy.model_path import resolve
 

@@ -19,6 +19,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
+from pixelis.actors.cluster import actor_handle
 from pixelis.actors.generator_member import HUNG_CHECKS, Member, Reservation, WrongVersion, root_cause
 from pixelis.actors.group_views import SharedViews
 from pixelis.actors.rollout_messages import RolloutRequest, RolloutResult, TextUpdate, TurnUpdate
@@ -255,12 +256,7 @@ class GeneratorRouter:
         if not isinstance(member.actor, str):
             return member.actor
         if member.actor not in self.handles:
-            try:
-                self.handles[member.actor] = await asyncio.to_thread(
-                    ray.get_actor, member.actor, self.namespace
-                )
-            except ValueError:
-                raise InfraFailure(f"no generator named {member.actor} is running") from None
+            self.handles[member.actor] = await asyncio.to_thread(actor_handle, member.actor, self.namespace)
         return self.handles[member.actor]
 
     # -- loading versions

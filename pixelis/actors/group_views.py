@@ -18,8 +18,6 @@ from pixelis.records import Group, ImageView, Media
 
 Views = dict[str, list[np.ndarray]]
 """Trajectory id -> uint8 views of its images, in the order of `Trajectory.images`."""
-Refs = dict[str, list[ray.ObjectRef]]
-"""Trajectory id -> references to its views (uint8 [h, w, 3])."""
 
 
 class Stored:
@@ -154,11 +152,7 @@ class UpdatePictures:
             return stored
 
 
-def references(views: PictureViews) -> Refs:
-    return {id: [picture.ref for picture in pictures] for id, pictures in views.items()}
-
-
-def fetch(views: Sequence[Refs]) -> list[Views]:
+def fetch(views: Sequence[PictureViews]) -> list[Views]:
     """The pixels of several tasks; each picture is fetched once. Raises RayError if some are lost."""
-    pixels = _values(ref for task in views for part in task.values() for ref in part)
-    return [{id: [pixels[ref] for ref in part] for id, part in task.items()} for task in views]
+    pixels = _values(stored.ref for task in views for part in task.values() for stored in part)
+    return [{id: [pixels[stored.ref] for stored in part] for id, part in task.items()} for task in views]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import sys
 import time
 import traceback
@@ -17,7 +18,7 @@ import ray
 from ray.exceptions import ActorUnavailableError
 
 from pixelis import errors
-from pixelis.actors.cluster import unwrap_ray_error, use_reserved_gpus, yield_to_serving
+from pixelis.actors.cluster import unwrap_ray_error, use_reserved_gpus
 from pixelis.actors.node_watch import NodeWatch
 from pixelis.actors.reservations import (
     Room,
@@ -170,7 +171,7 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
     if not job.config.learner.gpus:  # Ray Train chooses the GPU of a learner that reserves one
         use_reserved_gpus()
     if job.background:
-        yield_to_serving()
+        os.nice(4)  # as the generators: a learner must not delay replies
     if _permanent_failure(run_dir, attempt):
         return
     try:

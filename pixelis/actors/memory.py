@@ -6,22 +6,21 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from pixelis.actors.cluster import actor_handle
 from pixelis.actors.memory_shard import shard_of
 from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.memory import Entry
 from pixelis.memory.rows import Place, experience
-from pixelis.memory.shard import unknown
 from pixelis.records import Experience, Feedback, Neighbour, new_id
 
 RETRY_TIMEOUT_S = 30.0
@@ -33,6 +32,7 @@ UNAVAILABLE = "unavailable"
 Near = list[tuple[str, float]]
 """Ids and similarities, best first."""
 Ids = list[str]
+T = TypeVar("T")
 Experiences = list[Experience]
 
 
@@ -61,10 +61,7 @@ class Memory:
     async def _call(self, number: int, method: str, *arguments: Any) -> Any:
         """Call a shard once. After its death its name is looked up again: a successor may have it."""
         if number not in self._handles:
-            try:
-                self._handles[number] = ray.get_actor(self.names[number], self.namespace)
-            except ValueError as error:
-                raise InfraFailure(f"no memory shard {self.names[number]}") from error
+            self._handles[number] = actor_handle(self.names[number], self.namespace)
         try:
             return await getattr(self._handles[number], method).remote(*arguments)
         except RayTaskError as error:
@@ -93,8 +90,11 @@ class Memory:
         return await asyncio.gather(*(self._retry(i, method, *arguments) for i in range(len(self.names))))
 
     async def _call_owners(self, method: str, ids: Sequence[str], *arguments: Any) -> list[Any]:
-        parts = self._group_by_shard(ids).items()
+        parts = self._grouped(ids).items()
         return await asyncio.gather(*(self._retry(n, method, *arguments, part) for n, part in parts))
+
+    async def _call_owner(self, method: str, id: str, *arguments: Any) -> Any:
+        return await self._retry(shard_of(id, len(self.names)), method, id, *arguments)
 
     async def _call_within(self, timeout_s: float, method: str, *arguments: Any) -> dict[int, Any]:
         """Results by number of the shards that answer in time.
@@ -132,10 +132,10 @@ class Memory:
         if number not in self._unavailable:
             self._unavailable[number] = asyncio.ensure_future(wait_for_answer())
 
-    def _group_by_shard(self, ids: Sequence[str]) -> dict[int, list[str]]:
-        groups: dict[int, list[str]] = {}
-        for id in ids:
-            groups.setdefault(shard_of(id, len(self.names)), []).append(id)
+    def _grouped(self, items: Iterable[T], id_of: Callable[[T], str] = str) -> dict[int, list[T]]:
+        groups: dict[int, list[T]] = {}
+        for item in items:
+            groups.setdefault(shard_of(id_of(item), len(self.names)), []).append(item)
         return groups
 
     # -- adding and searching
@@ -145,9 +145,7 @@ class Memory:
 
         InfraFailure if a shard does not answer; the entries of the other shards are then stored.
         """
-        groups: dict[int, list[int]] = {}
-        for i, entry in enumerate(entries):
-            groups.setdefault(shard_of(entry.experience.id, len(self.names)), []).append(i)
+        groups = self._grouped(range(len(entries)), lambda i: entries[i].experience.id)
         answers = await asyncio.gather(
             *(self._retry(n, "add", [entries[i] for i in group]) for n, group in groups.items())
         )
@@ -180,7 +178,7 @@ class Memory:
         neighbours = [Neighbour(experience=experience(row), similarity=self._cosine(s)) for s, row in near]
         result = SearchResult(neighbours, new_id("retrieval"), partial=len(answers) < len(self.names))
         if track:
-            for number, ids in self._group_by_shard([n.experience.id for n in result.neighbours]).items():
+            for number, ids in self._grouped(n.experience.id for n in result.neighbours).items():
                 self._run_in_background(self._call(number, "retrieved", result.retrieval_id, ids))
         return result
 
@@ -208,11 +206,11 @@ class Memory:
         return sum(await self._call_owners("succeeded", ids, retrieval_id))
 
     async def get(self, id: str) -> Experience | None:
-        row = await self._retry(shard_of(id, len(self.names)), "row", id)
+        row = await self._call_owner("row", id)
         return experience(row) if row is not None else None
 
     async def pictures(self, id: str) -> dict[str, bytes]:
-        return await self._retry(shard_of(id, len(self.names)), "pictures", id)
+        return await self._call_owner("pictures", id)
 
     async def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
         """At most ``limit`` experiences, newest first: of ``user``, after the position ``after``, if given."""
@@ -221,11 +219,7 @@ class Memory:
         return [experience(row) for _, row in rows[:limit]]
 
     async def feedback(self, id: str, feedback: Feedback) -> Experience:
-        await self._retry(shard_of(id, len(self.names)), "feedback", id, feedback)
-        updated = await self.get(id)
-        if updated is None:
-            raise unknown(id)
-        return updated
+        return await self._call_owner("feedback", id, feedback)
 
     def withdraw(self, versions: Sequence[int]) -> None:
         async def send(number: int) -> None:

@@ -116,8 +116,8 @@ class MemoryShard(Shard):
         super().close()
 
 
-def place_shards(config: Config, prefix: str) -> tuple[list[str], list[ActorHandle]]:
-    names = [f"{prefix}-memory-{number}" for number in range(config.memory.shards)]
+def place_shards(config: Config, prefix: str) -> tuple[tuple[str, ...], list[ActorHandle]]:
+    names = tuple(f"{prefix}-memory-{number}" for number in range(config.memory.shards))
     resources = {"num_cpus": config.memory.cpus, "num_gpus": config.memory.gpus}
     return names, [
         spawn(MemoryShard, config, number, name=name, **resources) for number, name in enumerate(names)

@@ -66,11 +66,11 @@ def write(
     chosen: list[Chosen],
     examples: Mapping[str, Sequence[list[Chosen]]] | None = None,
 ) -> str:
-    pages = {
-        arm: [_pages(config, of_cluster, EXAMPLE_PIXELS) for of_cluster in lists]
+    wrong = {
+        arm: [pages(config, of_cluster, EXAMPLE_PIXELS) for of_cluster in lists]
         for arm, lists in (examples or {}).items()
     }
-    return str(write_report(Path(folder), summary, curves, _pages(config, chosen), examples=pages))
+    return str(write_report(folder, summary, curves, pages(config, chosen), examples=wrong))
 
 
 def sample(
@@ -88,7 +88,7 @@ def sample(
 def _write_sample(config: Config, step: int, summary: dict[str, Any], chosen: list[Any]) -> str | None:
     folder, title = Path(config.run.dir) / "trajectories", f"{config.run.name}, after {step} steps"
     try:
-        return str(write_report(folder, summary, [], _pages(config, chosen), title, f"step_{step:08d}.html"))
+        return str(write_report(folder, summary, [], pages(config, chosen), title, f"step_{step:08d}.html"))
     except Exception:  # a missing page must not end the run
         log.warning("cannot write the page with episodes after step %d", step, exc_info=True)
         return None
@@ -103,11 +103,14 @@ def _merge_views(groups: Sequence[GroupViews]) -> Views:
     return {id: pictures for views in fetch_groups(groups) for id, pictures in views.items()}
 
 
-def _pages(config: Config, chosen: Sequence[Any], longest: int | None = None) -> list[EpisodePage]:
+def pages(config: Config, chosen: Sequence[Chosen], longest: int | None = None) -> list[EpisodePage]:
+    """The pages of episodes, without views those of their question's media alone."""
     episodes = []
     for title, group, refs in chosen:
-        trajectory, (views,) = group.trajectories[0], fetch_groups([refs])
-        pictures = dict(zip((image.id for image in trajectory.images), views[trajectory.id], strict=True))
+        trajectory, pictures = group.trajectories[0], dict[str, np.ndarray]()
+        if refs is not None:
+            (views,) = fetch_groups([refs])
+            pictures |= zip((image.id for image in trajectory.images), views[trajectory.id], strict=True)
         for media in group.question.media:
             pictures |= load_pictures(media, trajectory, config.toolbox)
         if longest is not None:

@@ -39,8 +39,6 @@ class RolloutRequest:
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """The group of a request and its views."""
-
     group: Group
     views: GroupViews
 

@@ -107,8 +107,6 @@ class Prompts:
 
 
 class Rollouts:
-    """Rolls out and scores groups, and assembles them to batches with advantages."""
-
     def __init__(
         self,
         config: Config,

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -19,14 +20,14 @@ from pixelis.config import Config
 
 @dataclass
 class ServingActors:
-    """The actors of a service beside those of every job."""
+    """The actors of a service beside those of every job, and the names by which gateways find them."""
 
     evolution: ActorHandle | None = None
     canary: ActorHandle | None = None
     embedder: ActorHandle | None = None
     scaler: ActorHandle | None = None
     memory: list[ActorHandle] = field(default_factory=list)
-    names: dict[str, list[str]] = field(default_factory=dict)
+    names: dict[str, Any] = field(default_factory=dict)
     groups: dict[str, PlacementGroup] = field(default_factory=dict)
 
     def all(self) -> list[ActorHandle]:
@@ -51,8 +52,8 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
     try:
         if config.memory.enabled and not config.serve.read_only:
             placed.names["memory"], placed.memory = place_shards(config, prefix)
-            placed.names["embedder"] = [f"{prefix}-embedder"]
-            placed.embedder = cluster.spawn(Embedder, config, name=f"{prefix}-embedder", **engine)
+            placed.names["embedder"] = name = f"{prefix}-embedder"
+            placed.embedder = cluster.spawn(Embedder, config, name=name, **engine)
         if config.evolution.enabled and not config.serve.read_only:
             _start_evolution(config, actors, placed, prefix)
         roles = {
@@ -68,9 +69,9 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
         reservations.wait_reserved(placed.groups, config.cluster.placement_timeout_s)
         cluster.wait_ready(ready, config.cluster.placement_timeout_s)
         if config.engine.most_workers > config.engine.workers:
-            placed.names["scaler"], evolving = [f"{prefix}-scaler"], placed.names.get("evolution", [None])[0]
-            scaling = (config, actors.name, actors.names, actors.store_name, evolving)
-            placed.scaler = cluster.spawn(GeneratorScaler, *scaling, name=f"{prefix}-scaler")
+            placed.names["scaler"] = name = f"{prefix}-scaler"
+            scaling = config, actors.name, actors.names, actors.store_name, placed.names.get("evolution")
+            placed.scaler = cluster.spawn(GeneratorScaler, *scaling, name=name)
         yield placed
     finally:
         if placed.scaler is not None:
@@ -95,6 +96,6 @@ def _start_evolution(config: Config, actors: placement.Actors, placed: ServingAc
             config, actors.store_name, config.engine.workers, name, reservations.reserve(bundles, name=name)
         )
     scoring, memory = (f"{actors.name}-scorer-0", f"{actors.name}-states-0"), placed.names.get("memory", [])
-    placed.names["evolution"] = [f"{prefix}-evolution"]
+    placed.names["evolution"] = f"{prefix}-evolution"
     arguments = config, actors.names, actors.store_name, name, memory, scoring
-    placed.evolution = cluster.spawn(Evolution, *arguments, name=f"{prefix}-evolution")
+    placed.evolution = cluster.spawn(Evolution, *arguments, name=placed.names["evolution"])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pixelis.actors.batch_sources import BatchSource
-from pixelis.actors.weights import WeightPublisher
 from pixelis.config import Config, CriticConfig, LossConfig
 from pixelis.dialogue.dialects import offered
 from pixelis.policy import checkpoint
@@ -40,10 +39,6 @@ class TrainJob:
     lr: float | None = None
     critic: CriticConfig | None = None
     background: bool = False
-
-    @property
-    def weights(self) -> WeightPublisher:
-        return self.source.weights
 
     def start_or_resume(self) -> tuple[Trainer, dict[str, Any]]:
         """Trainer at the last complete checkpoint, if there is one, and the source state from it."""

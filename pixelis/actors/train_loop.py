@@ -18,12 +18,12 @@ def train_loop(job: TrainJob) -> None:
         for batch in batches:  # ends after the last step, or when asked to stop
             metrics = trainer.step(batch)  # mini-batches and epochs over the batch are the trainer's
             # Generators load it while the next batch is awaited
-            version = job.weights.publish(trainer, metrics)
+            version = job.source.weights.publish(trainer, metrics)
             # Admits new prompts; rewards advance; evaluation is started
             result = job.source.done(batch, version, metrics)
             log.write({**batch.metrics, **metrics, **result.metrics})
             checkpoints.save_if_due(batch, result.boundary)
     checkpoints.save_last()
-    job.weights.close()
+    job.source.weights.close()
     log.close()
     trainer.close()

@@ -20,6 +20,7 @@ from pixelis.actors.group_views import GroupViews, PictureViews, UpdatePictures,
 from pixelis.actors.promotion import Promotion
 from pixelis.actors.update_queue import QueuedTask, UpdateQueue
 from pixelis.config import Config
+from pixelis.errors import InfraFailure
 from pixelis.evolution.collapse import Collapse
 from pixelis.evolution.gate import ClearShare, needs_review
 from pixelis.evolution.privacy import clean_png, redact, redact_record
@@ -117,9 +118,11 @@ class UpdateIntake:
         group = self.questions.group(question.conversation, first)
         if await self._hold_out(task, question, group, originals or {}):
             return True
-        if verdict is None or not needs_review(task.id, self.settings):
-            return await self._push(task, pictures, group)
-        if await asyncio.to_thread(self.reviews.waiting) >= MAX_WAITING:
+        if (
+            verdict is None
+            or not needs_review(task.id, self.settings)
+            or await asyncio.to_thread(self.reviews.waiting) >= MAX_WAITING
+        ):
             return await self._push(task, pictures, group)
         stored = await asyncio.to_thread(_put_for_review, self.reviews, task, verdict, question, arrays)
         self.counts["reviewed" if stored else "private"] += 1
@@ -221,7 +224,7 @@ class UpdateIntake:
 
         def store() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             held = {id: self.pictures.add(shrink(a, LONGEST)) for id, a in zip(ids, arrays, strict=True)}
-            (own,) = fetch([{task.id: [picture.ref for picture in held.values()]}])
+            (own,) = fetch([{task.id: list(held.values())}])
             return held, dict(zip(ids, own[task.id], strict=True))
 
         pictures, pixels = await asyncio.to_thread(store)
@@ -271,7 +274,7 @@ class UpdateScoring:
             scorer, embedder = [await asyncio.to_thread(actor_handle, name) for name in self.names]
             states = embedder.states.remote(group, views) if self.rewards.needs_states else None
             scored = await scorer.score.remote(group, step, states, [task.pseudo_label])
-        except (RayError, ValueError) as error:  # ValueError: no actor of this name runs
+        except (RayError, InfraFailure) as error:
             log.warning("an update task cannot be scored: %s", unwrap_ray_error(error) or error)
             return task
         return task.model_copy(update={"trajectories": scored.trajectories})

@@ -17,7 +17,7 @@ from PIL import Image
 from ray.exceptions import RayError
 
 from pixelis.actors.evolution_monitor import log_failures
-from pixelis.actors.group_views import PictureViews, UpdatePictures, references
+from pixelis.actors.group_views import PictureViews, UpdatePictures
 from pixelis.actors.memory import Memory
 from pixelis.actors.rollouts import RolloutBatch
 from pixelis.config import Config, EvolutionConfig
@@ -133,7 +133,7 @@ class UpdateQueue:
             "evolve/beta": beta,
         }
         groups += [as_group(item.task) for item in rehearsed]
-        views = [references(item.views) for item in (*items, *rehearsed)]
+        views = [item.views for item in (*items, *rehearsed)]
         options = {"lr": rate, "kl_weight": beta, "kl_limit": 2 * e.guard.target}
         return RolloutBatch(0, groups, views, metrics=metrics, options=options), items
 

@@ -25,7 +25,6 @@ from pixelis.config.load import load, parse
 from pixelis.config.memory import MemoryConfig
 from pixelis.config.policy import LoraConfig, PolicyConfig
 from pixelis.config.presets.algorithms import Algorithm
-from pixelis.config.ranks import RanksConfig
 from pixelis.config.rewards import (
     CuriosityConfig,
     CurriculumConfig,
@@ -42,51 +41,6 @@ from pixelis.config.rft import (
     RftConfig,
 )
 from pixelis.config.root import VLLM_LORA_RANKS, Config, absolute
-from pixelis.config.run import RunConfig
+from pixelis.config.run import RanksConfig, RunConfig, TtrlConfig
 from pixelis.config.sft import PartWeightsConfig, SftConfig, SftCurriculumConfig, StageConfig
 from pixelis.config.toolbox import ToolboxConfig
-from pixelis.config.ttrl import TtrlConfig
-
-__all__ = [
-    "VLLM_LORA_RANKS",
-    "AdvantageConfig",
-    "AlertsConfig",
-    "Algorithm",
-    "AuditConfig",
-    "CanaryConfig",
-    "Config",
-    "CriticConfig",
-    "CuriosityConfig",
-    "CurriculumConfig",
-    "DataConfig",
-    "DialogueConfig",
-    "EngineConfig",
-    "EvolutionConfig",
-    "GuardConfig",
-    "JudgeConfig",
-    "LearnerConfig",
-    "LoraConfig",
-    "LossConfig",
-    "MemoryConfig",
-    "PartWeightsConfig",
-    "PixelRangeConfig",
-    "PolicyConfig",
-    "RanksConfig",
-    "ReplayConfig",
-    "RewardWeightsConfig",
-    "RewardsConfig",
-    "RftConfig",
-    "RunConfig",
-    "SftConfig",
-    "SftCurriculumConfig",
-    "StageConfig",
-    "TaskRewardsConfig",
-    "ThresholdConfig",
-    "ToolboxConfig",
-    "TtrlConfig",
-    "VotingConfig",
-    "absolute",
-    "from_command_line",
-    "load",
-    "parse",
-]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,8 +26,6 @@ EVALUATION = "evaluate"
 
 
 class AblationConfig(Section):
-    """The content of an ablation file."""
-
     recipe: str
     """configuration that all arms start from, such as configs/nano/rft.yaml"""
     stage: Literal["sft", "rft", "ttrl", "evaluate"] = "rft"
@@ -112,35 +110,31 @@ def trials(ablation: AblationConfig) -> list[Trial]:
                 fix="make an arm with toolbox.operations=[]",
             )
         for key in SHARED:
-            if (value := get(config, key)) != (expected := get(reference, key)):
+            if (value := attrgetter(key)(config)) != (expected := attrgetter(key)(reference)):
                 raise BadConfig(
                     f"arm {arm}: {key}={value} differs from {expected} of {ablation.reference}",
                     fix=f"set {key} in `overrides`, so that scores can be paired",
                 )
     folder = Path(ablation.dir).expanduser().absolute()
     return [
-        Trial(arm, seed, _with_run(config, name=arm, seed=seed, dir=str(folder / arm / f"seed_{seed}")))
+        Trial(
+            arm,
+            seed,
+            config.changed({"run.name": arm, "run.seed": seed, "run.dir": f"{folder / arm}/seed_{seed}"}),
+        )
         for seed in ablation.seeds
         for arm, config in configs.items()
     ]
 
 
-def _with_run(config: Config, **run: Any) -> Config:
-    return config.model_copy(update={"run": config.run.model_copy(update=run)})
-
-
 def evaluation(config: Config, adapter: str | None) -> Config:
     """The configuration that evaluates the policy of a trial, in a folder of its own."""
-    config = _with_run(config, name="held-out", dir=str(Path(config.run.dir) / EVALUATION), resume=False)
-    return config.model_copy(update={"policy": config.policy.model_copy(update={"adapter": adapter})})
-
-
-def get(config: Config, key: str) -> Any:
-    """The value of a key such as ``rft.loss.kl``."""
-    return reduce(getattr, key.split("."), config)
+    run = {"run.name": "held-out", "run.dir": f"{config.run.dir}/{EVALUATION}", "run.resume": False}
+    return config.changed({**run, "policy.adapter": adapter})
 
 
 def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     """Keys in which two configurations differ, with both values; without `UNCOMPARED` sections."""
     keys = [path for path, *_ in leaf_keys(Config) if path.split(".")[0] not in UNCOMPARED]
-    return {key: (old, new) for key in keys if (old := get(before, key)) != (new := get(after, key))}
+    pairs = {key: (attrgetter(key)(before), attrgetter(key)(after)) for key in keys}
+    return {key: (old, new) for key, (old, new) in pairs.items() if old != new}

@@ -64,12 +64,10 @@ class EngineConfig(Section):
 
     @property
     def threads(self) -> int:
-        """CPU threads of each generator."""
         return max(1, int(self.cpus))
 
     @property
     def most_workers(self) -> int:
-        """Generators at most."""
         return self.max_workers or self.workers
 
     @model_validator(mode="before")

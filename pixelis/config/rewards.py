@@ -207,7 +207,6 @@ class RewardsConfig(Section):
 
     @property
     def mixtures(self) -> list[RewardWeightsConfig]:
-        """The general weights and those of each task."""
         return [self.weights, *(task.weights for task in self.tasks.values())]
 
     @property

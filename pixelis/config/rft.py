@@ -230,8 +230,6 @@ class RftConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _apply_algorithm(cls, values: Any) -> Any:
-        """Apply the named algorithm below the explicit keys."""
-
         def settings_of(algorithm: str) -> dict[str, Any]:
             settings = algorithm_settings(algorithm)
             if unknown := unknown_keys(cls, settings, "rft."):

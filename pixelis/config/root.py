@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import math
+import operator
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -25,37 +26,35 @@ from pixelis.config.evolution import EvolutionConfig
 from pixelis.config.learner import LearnerConfig
 from pixelis.config.memory import MemoryConfig
 from pixelis.config.policy import PolicyConfig, PolicyStoreConfig
-from pixelis.config.quickstart import QuickstartConfig
-from pixelis.config.ranks import RanksConfig
 from pixelis.config.references import is_hub_id
 from pixelis.config.refinement import RefinementConfig
 from pixelis.config.rewards import RewardsConfig
 from pixelis.config.rft import RftConfig
-from pixelis.config.run import RunConfig
+from pixelis.config.run import QuickstartConfig, RanksConfig, RunConfig, TtrlConfig
 from pixelis.config.serve import ServeConfig
 from pixelis.config.sft import SftConfig
 from pixelis.config.synthesis import SynthesisConfig
 from pixelis.config.telemetry import TelemetryConfig
 from pixelis.config.toolbox import ToolboxConfig
-from pixelis.config.ttrl import TtrlConfig
 
 PATHS = (
-    ("run", "dir"),
-    ("policy", "model"),
-    ("policy", "adapter"),
-    ("policy", "lora", "ranks"),
-    ("engine", "model"),
-    ("data", "train"),
-    ("data", "evaluate"),
-    ("data", "demonstrations"),
-    ("memory", "dir"),
-    ("evolution", "canary", "questions"),
-    ("sft", "validation"),
-    ("ranks", "tuned"),
-    ("synthesis", "teacher", "demonstrations"),
-    ("learner", "deepspeed"),
-    ("toolbox", "segmenter"),
+    "run.dir",
+    "policy.model",
+    "policy.adapter",
+    "policy.lora.ranks",
+    "engine.model",
+    "data.train",
+    "data.evaluate",
+    "data.demonstrations",
+    "memory.dir",
+    "evolution.canary.questions",
+    "sft.validation",
+    "ranks.tuned",
+    "synthesis.teacher.demonstrations",
+    "learner.deepspeed",
+    "toolbox.segmenter",
 )
+"""Keys with a path, or a source of rows."""
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 """Folder of the packaged recipes: `configs/` in a checkout."""
 ABLATIONS = "ablations"
@@ -140,7 +139,6 @@ class Config(Section):
         return self
 
     def _folders(self) -> Iterator[str]:
-        """Sources, folders and tools."""
         for key, folder in (("run.dir", self.run.dir), ("memory.dir", self.memory.dir)):
             if folder and "://" in folder:  # object stores cannot lock, append, rename and link
                 yield f"{key} {folder} is no folder: mount a filesystem that all nodes share, such as NFS"
@@ -154,7 +152,6 @@ class Config(Section):
             yield "evaluate.direct compares answers with and without operations: toolbox.operations is empty"
 
     def _lengths(self) -> Iterator[str]:
-        """Lengths, and batches that the learners cannot share equally."""
         d, learner = self.dialogue, self.learner
         if d.max_turn_tokens >= d.max_context:
             yield f"dialogue.max_turn_tokens {d.max_turn_tokens} must be below max_context {d.max_context}"
@@ -172,7 +169,6 @@ class Config(Section):
                 yield f"{key} {batch} is not divisible by learner.workers / sequence_parallel, {shares}"
 
     def _rft(self) -> Iterator[str]:
-        """Advantages, replay and filter of rft."""
         r = self.rft
         if r.replay.capacity and r.loss.kl > 0 and r.loss.kl_in == "reward":
             yield "rft.replay keeps advantages, which rft.loss.kl_in=reward makes depend on the weights"
@@ -199,7 +195,6 @@ class Config(Section):
                 yield f"{name}.sampling.temperature {temperature} is neither 0 nor from 0.01 to vLLM's 2"
 
     def _colocation(self) -> Iterator[str]:
-        """engine.colocate."""
         e, learner = self.engine, self.learner
         if e.most_workers < e.workers:
             yield f"engine.max_workers {e.max_workers} is below engine.workers {e.workers}"
@@ -215,7 +210,6 @@ class Config(Section):
             yield f"engine.colocate needs as many engine.workers as learner.workers {learner.workers}"
 
     def _versions(self) -> Iterator[str]:
-        """Adapters, policy_store.transfer and engine.quantization."""
         e, transfer = self.engine, self.policy_store.transfer
         uniform = not self.policy.full and not self.policy.lora.ranks
         if e.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
@@ -277,7 +271,6 @@ class Config(Section):
 
     @property
     def sha256(self) -> str:
-        """Hash of the resolved configuration, which every actor checks at its start."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
@@ -289,7 +282,6 @@ def recipe_files(*suffixes: str) -> list[Path]:
 
 
 def ablation_files() -> list[Path]:
-    """The packaged ablation files."""
     return sorted((RECIPES / ABLATIONS).glob("*.yaml"))
 
 
@@ -305,14 +297,12 @@ def absolute(config: Config) -> Config:
 
     A missing ``configs/...`` file falls back to the packaged one.
     """
-    values = config.model_dump()
-    for *sections, key in PATHS:
-        section = functools.reduce(dict.__getitem__, sections, values)
-        is_of_hub = key == "model" and section[key] and is_hub_id(section[key])
-        section[key] = section[key] if is_of_hub else section[key] and _absolute(section[key])
-    sets = values["evaluate"]["sets"]
-    values["evaluate"]["sets"] = {name: _absolute(source) for name, source in sets.items()}
-    return Config.model_validate(values)
+    paths = {key: path for key in PATHS if (path := operator.attrgetter(key)(config))}
+    for key in ("policy.model", "engine.model"):
+        if is_hub_id(paths.get(key, "")):
+            del paths[key]
+    sets = {name: _absolute(source) for name, source in config.evaluate.sets.items()}
+    return config.changed({key: _absolute(path) for key, path in paths.items()} | {"evaluate.sets": sets})
 
 
 def _absolute(text: str) -> str:

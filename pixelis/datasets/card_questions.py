@@ -6,17 +6,15 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from pixelis.datasets.cards import (
     CLIP_SECONDS,
     DIGIT,
     FRAME,
     PICTURE,
-    SPLITS,
     Card,
     Scene,
     check_split,
+    draws,
     picture_uri,
     scene_of,
     zoom_box,
@@ -81,7 +79,7 @@ def demonstration_rows(
     for index in range(count):
         row = question_row(split, seed, index, follow_up=follow_up, clips=clips, crops=crops)
         row["turns"] = [{"answer": row["answers"][0]}]
-        rng = np.random.default_rng([SPLITS.index(split), seed, index, 2])
+        rng = draws(split, seed, index, 2)
         if rng.random() >= direct_share and not row["meta"].get("seen"):
             card = scene_of(split, seed, index).target
             move_x, move_y = (rng.uniform(-0.008, 0.008, 2) + aim * rng.uniform(-1, 1, 2)).tolist()
@@ -116,7 +114,7 @@ def question_row(
     """
     check_split(split)
     _check_shares(follow_up=follow_up, clips=clips, crops=crops)
-    if np.random.default_rng([SPLITS.index(split), seed, index, 5]).random() < clips:
+    if draws(split, seed, index, 5).random() < clips:
         return _clip_row(split, seed, index, shift, corruption)
     scene = scene_of(split, seed, index, shift)
     card = scene.target
@@ -129,10 +127,10 @@ def question_row(
         "split": split,
         "meta": _meta(card, shift, [_zoom(card, "img0")]),
     }
-    if np.random.default_rng([SPLITS.index(split), seed, index, 3]).random() < follow_up:
+    if draws(split, seed, index, 3).random() < follow_up:
         first = {"question": f"Is there a {card.colour} frame?", "answer": "yes", "media": ["img0"]}
         row |= {"history": [first], "question": "Which digit is in it?"}
-        rng = np.random.default_rng([SPLITS.index(split), seed, index, 8])
+        rng = draws(split, seed, index, 8)
         if rng.random() < crops:
             _show_crop(row, scene, bool(rng.random() < 0.5))
     return row
@@ -159,7 +157,7 @@ def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corrupt
     into.
     """
     seconds = [second for second in range(CLIP_SECONDS) if second != CLIP_SECONDS // 2]
-    second = seconds[int(np.random.default_rng([SPLITS.index(split), seed, index, 6]).integers(len(seconds)))]
+    second = seconds[int(draws(split, seed, index, 6).integers(len(seconds)))]
     card = scene_of(split, seed, index, shift, second).target
     select = {"op": "select_frames", "media": "vid0", "frames": [second]}
     frames = [picture_uri(split, seed, index, shift, number, corruption) for number in range(CLIP_SECONDS)]

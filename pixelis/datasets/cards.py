@@ -207,6 +207,11 @@ def draw_card(card: Card) -> np.ndarray:
     return np.clip(card_pixels, 0, 255).astype(np.uint8)
 
 
+def draws(split: str, seed: int, index: int, *purpose: int) -> np.random.Generator:
+    """The random numbers of a picture for one purpose."""
+    return np.random.default_rng([SPLITS.index(split), seed, index, *purpose])
+
+
 def scene_of(split: str, seed: int, index: int, shift: str = "", second: int = 0) -> Scene:
     if not 0 <= second < CLIP_SECONDS:
         raise BadInput(f"the clip of a scene has no second {second}", fix=f"use 0 to {CLIP_SECONDS - 1}")
@@ -214,9 +219,9 @@ def scene_of(split: str, seed: int, index: int, shift: str = "", second: int = 0
     if unknown := sorted(shifts - set(SHIFTS)):
         raise BadInput(f"unknown shift {unknown[0]!r}", fix=f"use {', '.join(SHIFTS)}, joined by commas")
     check_split(split)
-    rng = np.random.default_rng([SPLITS.index(split), seed, index])
+    rng = draws(split, seed, index)
     # Shifts draw from their own stream: the same index keeps its layout and photograph under every shift.
-    shift_rng = np.random.default_rng([SPLITS.index(split), seed, index, 1])
+    shift_rng = draws(split, seed, index, 1)
     source = "digits" if "digits" in shifts else "mnist"
     labels, members = _digits(source)[1], _members(source, split)
     count = int(rng.integers(1, MAX_CARDS + 1))
@@ -248,7 +253,7 @@ def scene_of(split: str, seed: int, index: int, shift: str = "", second: int = 0
         )
     background, mirrored = _floats(rng.random(3)), bool(rng.random() < 0.5)
     for n, card in enumerate(cards) if second else ():  # the digits of all seconds differ
-        later_rng = np.random.default_rng([SPLITS.index(split), seed, index, 4, n])
+        later_rng = draws(split, seed, index, 4, n)
         digit = [int(other) for other in later_rng.permutation(10) if other != card.digit][second - 1]
         images = members[labels[members] == digit]
         choice = np.random.default_rng([int(later_rng.integers(2**31)), second]).integers(len(images))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.source_options import suggest
+from pixelis.dialogue.dialects.base import DEFAULT_TARGET
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations.environment import Environment, environment_of
 from pixelis.operations.operation import Operation
@@ -42,7 +43,7 @@ def check_demonstration(
             return BadRow.of(row, source, f"turns.{number}", "early_answer", "only the last turn answers")
         if turn.op is None or not turn.learn:
             continue
-        for call in (Action(op=turn.op, arguments=turn.arguments), *turn.further):
+        for call in turn.calls(DEFAULT_TARGET):
             if problem := _call_problem(call, operations):
                 field, code, message = problem
                 return BadRow.of(row, source, f"turns.{number}.{field}", code, message)
@@ -53,7 +54,6 @@ def check_demonstration(
 
 
 def _call_problem(call: Action, operations: Mapping[str, type[Operation]]) -> tuple[str, str, str] | None:
-    """(field, code, message) of what is wrong with a call."""
     name = call.op
     if name not in operations:
         hint = f"operations: {', '.join(operations)}{suggest(name, operations)}"

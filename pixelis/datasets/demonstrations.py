@@ -42,7 +42,7 @@ class Player:
     def __init__(self, config: Config, model_folder: str):
         self.config, tokenizer = config, load_tokenizer(model_folder)
         self.spec = load_spec(model_folder, tokenizer, config.policy.family)
-        self.crop = PixelBudget(config.dialogue.crop.min_pixels, config.dialogue.crop.max_pixels)
+        self.crop = PixelBudget.of(config.dialogue.crop)
         environments = select_environments(config.toolbox.environments)
         self.renderer = Renderer(
             tokenizer, self.spec, config.dialogue, select(config.toolbox.operations), environments
@@ -114,7 +114,7 @@ class Player:
         default = "" if in_environment else default_target({item.id: item for item in question.media})
         lengths = list[int]()
         for step in (step for step in question.turns if step.learn):
-            actions = _actions(step, default)
+            actions = step.calls(default)
             others = (str(action.arguments.get("other")) for action in actions)
             names = dict.fromkeys([default, *(action.target for action in actions), *others])
             images = [ImageView(id=name, view_size=(1000, 1000)) for name in names]
@@ -194,7 +194,7 @@ class Player:
         self, step: Step, images: list[ImageView], default: str, offered: Mapping[str, type[Operation]]
     ) -> tuple[Turn, list[Action], OperationError | None]:
         """The turn of a call, the actions to execute, and the error that replaces their results, if any."""
-        actions, verbatim = _actions(step, default), self._verbatim(step)
+        actions, verbatim = step.calls(default), self._verbatim(step)
         if step.op is None:
             assert step.verbatim is not None
             turn = self.renderer.verbatim(step.verbatim.text)
@@ -230,22 +230,8 @@ class Player:
     def scene(
         self, media: dict[str, Any], objects: dict[str, dict[str, Any]], images: list[ImageView]
     ) -> Scene:
-        frame = self.config.dialogue.frame
-        return Scene(
-            media,
-            images,
-            objects,
-            budget=self.crop,
-            frame_budget=PixelBudget(frame.min_pixels, frame.max_pixels),
-            multiple=self.spec.multiple,
-            kind=self.renderer.coordinates,
-            settings=self.config.toolbox,
-        )
-
-
-def _actions(step: Step, default: str) -> list[Action]:
-    call = Action(op=step.op or "", target=step.target or default, arguments=step.arguments)
-    return [call, *step.further]
+        run = self.config.dialogue, self.config.toolbox, self.spec.multiple, self.renderer.coordinates
+        return Scene.of(*run, media, images, objects)
 
 
 def _refused(error: OperationError) -> tuple[Observation, list[np.ndarray]]:

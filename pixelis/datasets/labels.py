@@ -51,9 +51,8 @@ def mask_truths(row: dict[str, Any], columns: Collection[str] = MASKED) -> dict[
 
 def without_truths(question: Question) -> Question:
     """The question alone, with a scorer that follows from its options."""
-    fields = {name: getattr(question, name) for name in Question.model_fields if name not in REMOVED}
     meta = {key: question.meta[key] for key in META if key in question.meta}
-    stripped = Question(**fields | {"meta": meta})
+    stripped = Question.of(question, meta=meta, **dict.fromkeys(REMOVED))
     if stripped.scorer in _CHOICES and len(case_of(stripped, None, ()).options) > 1:
         stripped.scorer = "mc_letter"
     return stripped

@@ -22,7 +22,7 @@ CACHE = "~/.cache/pixelis/media"
 COPY_BYTES = 1 << 20
 BASE64 = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk0")
 """How PNG, JPEG, GIF, WebP and BMP begin in base64."""
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
 
 
 class MediaRoot:
@@ -72,7 +72,7 @@ class MediaRoot:
             raise RowError(column, "no_media", "no image or clip is named")
         if not isinstance(value, str):
             raise RowError(column, "media_type", f"a reference is text, not {type(value).__name__}")
-        if scheme := _SCHEME.match(value):
+        if scheme := SCHEME.match(value):
             if scheme[1].lower() in ("cards", "packaged"):
                 return value
             raise RowError(column, "media_scheme", f"references to {scheme[1]}: are not followed")

@@ -12,6 +12,7 @@ from PIL import Image
 from pixelis.datasets import pasting
 from pixelis.datasets.packaged_items import GROUNDS, Item, cut_outs, ground_of, question_of, shares
 from pixelis.datasets.pasting import CutOut, Place
+from pixelis.datasets.readers.base import tracked
 from pixelis.operations.pictures import write_film
 from pixelis.records import Annotations, Event, Media, Question, Region
 
@@ -58,9 +59,7 @@ def clips(item: Item) -> Question:
     def frames() -> list[np.ndarray]:
         result = list(pasting.footage(name, max(first, start), FRAMES, 2, width, height))
         for frame, cut_out, place in drawn:
-            result[frame] = pasting.draw_at(
-                result[frame], cut_out.pixels, cut_out.mask.astype(np.float32), place
-            )
+            result[frame] = pasting.draw_at(result[frame], cut_out.pixels, cut_out.cover, place)
         return result
 
     media = _film(item, frames, width, height)
@@ -101,10 +100,7 @@ def _moment(item: Item) -> Question:
 
         def frames() -> list[np.ndarray]:
             still = np.ascontiguousarray(wide[0][:, :width])
-            return [
-                pasting.draw_at(still, cut_out.pixels, cut_out.mask.astype(np.float32), place)
-                for place in places
-            ]
+            return [pasting.draw_at(still, cut_out.pixels, cut_out.cover, place) for place in places]
 
     media = _film(item, frames, width, height)
     events = [Event(text=text, start=begin / RATE, end=end / RATE)]
@@ -114,8 +110,7 @@ def _moment(item: Item) -> Question:
 def _region(label: str, number: int, frame: int, place: Place, width: int, height: int) -> Region:
     edges = pasting.visible(place, (width, height))
     assert edges is not None
-    box, track = shares(edges, width, height), f"t{number}"
-    return Region(id=f"{track}.{frame}", label=label, box=box, media="vid0", frame=frame, track=track)
+    return tracked(f"t{number}", frame, label, shares(edges, width, height))
 
 
 def _film(item: Item, frames: Callable[[], Sequence[np.ndarray]], width: int, height: int) -> Media:

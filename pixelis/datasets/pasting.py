@@ -103,13 +103,17 @@ class CutOut:
     mask: np.ndarray
     source: str
 
+    @property
+    def cover(self) -> np.ndarray:
+        return self.mask.astype(np.float32)
+
     def resized(self, height: int, mirrored: bool = False) -> CutOut:
         width = max(4, round(self.mask.shape[1] * height / self.mask.shape[0]))
         smaller = height <= self.mask.shape[0]
         pixels = cv2.resize(
             self.pixels, (width, height), interpolation=cv2.INTER_AREA if smaller else cv2.INTER_CUBIC
         )
-        mask = cv2.resize(self.mask.astype(np.float32), (width, height), interpolation=cv2.INTER_AREA) >= 0.5
+        mask = cv2.resize(self.cover, (width, height), interpolation=cv2.INTER_AREA) >= 0.5
         step = -1 if mirrored else 1
         return CutOut(self.label, pixels[:, ::step], mask[:, ::step], self.source)
 

@@ -73,8 +73,6 @@ class Conversation(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of an episode."""
-
     max_turns: int
     max_turn_tokens: int
     max_context: int

@@ -83,5 +83,4 @@ class AugmentedSession:
         return await self.session.generate(tokens, shown, sampling, on_tokens)
 
     def close(self) -> None:
-        """Release the episode's memory."""
         self.session.close()

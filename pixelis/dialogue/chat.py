@@ -13,6 +13,7 @@ from PIL import Image
 
 from pixelis.dialogue.agent import Outcome
 from pixelis.dialogue.dialects import Dialect, Piece, Reply
+from pixelis.dialogue.dialects.base import by_exchange
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
 from pixelis.records import Coordinates, ImageView, Question, StopReason, Turn
@@ -30,7 +31,6 @@ class ChatReply:
 
     @property
     def transcript(self) -> str:
-        """The text after the reasoning in thought tags."""
         return f"<think>{self.reasoning}</think>\n{self.text}" if self.reasoning else self.text
 
 
@@ -72,31 +72,20 @@ class ChatConversation:
             if system := "\n\n".join(filter(None, (system, self.examples))):
                 self.messages.append({"role": "system", "content": system})
                 turns.append(Turn(role="system", text=system))
-        left = list(images)
-        for exchange in question.history:
-            shown = [image for image in left if (image.parent or image.id) in exchange.media]
-            left = [image for image in left if image not in shown]
-            answer = exchange.answer
-            if self.examples:
-                answer = "".join(self.dialect.render(answer, self._scale(images)))
-            turn = self._ask_about(exchange.question, shown)
-            self.messages.append({"role": "assistant", "content": answer})
-            turns.append(turn.model_copy(update={"text": f"{turn.text}\n{answer}"}))
-        return [*turns, self._ask_about(question.question, left)]
+        for text, shown, answer in by_exchange(question, images):
+            turns.append(self._ask_about(text, shown))
+            if answer is not None:
+                if self.examples:
+                    answer = "".join(self.dialect.render(answer, self._scale(images)))
+                self.messages.append({"role": "assistant", "content": answer})
+                turns[-1].text += f"\n{answer}"
+        return turns
 
     async def policy_turn(self, images: Sequence[ImageView]) -> tuple[Turn, Reply, StopReason | None]:
-        """The model's next message."""
         message = await self.ask(list(self.messages))
         self.messages.append({"role": "assistant", "content": message.text})
         reply = self.dialect.parse(message.text, self.operations, self._scale(images), self.max_calls)
-        turn = Turn(
-            role="assistant",
-            text=message.transcript,
-            action=reply.action,
-            further_actions=list(reply.further_actions),
-            error=reply.error.code if reply.error else None,
-        )
-        return turn, reply, StopReason.LENGTH if message.truncated else None
+        return reply.turn(message.transcript), reply, StopReason.LENGTH if message.truncated else None
 
     def observe(self, results: Sequence[Outcome], images_so_far: int) -> list[Turn]:
         """One message with the observations of a turn."""
@@ -139,12 +128,10 @@ class ChatConversation:
 
 
 def text_of(pieces: Sequence[Piece]) -> str:
-    """The text among the pieces of a turn."""
     return "".join(str(piece) for piece in pieces if isinstance(piece, str))
 
 
 def picture_part(url: str) -> Message:
-    """A picture at a URL as a part of a message."""
     return {"type": "image_url", "image_url": {"url": url}}
 
 

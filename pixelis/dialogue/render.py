@@ -16,6 +16,7 @@ import jinja2
 
 from pixelis.config import DialogueConfig
 from pixelis.dialogue.dialects import DIALECTS, Piece, Reply, Tag
+from pixelis.dialogue.dialects.base import by_exchange
 from pixelis.dialogue.session import TokenCallback
 from pixelis.errors import BadConfig, BadInput, OperationError
 from pixelis.families.family import ModelSpec
@@ -113,12 +114,12 @@ class Renderer:
             text = _clean("".join(piece for piece in system if isinstance(piece, str)))
             tokens = self._encode([self.start, "system\n", *system, self.end, "\n"])
             turns.append(Turn(role="system", text=text, tokens=tokens))
-        for exchange in question.history:
-            shown = [view for view in views if (view.parent or view.id) in exchange.media]
-            views = [view for view in views if view not in shown]
-            answer = [*self.dialect.render(exchange.answer, self._scale(shown)), self.end, "\n"]
-            turns.append(self._exchange(exchange.question, shown, bool(offered), instruct, answer))
-        return [*turns, self._exchange(question.question, views, bool(offered), instruct, [])]
+        for text, shown, answer in by_exchange(question, views):
+            said = (
+                [] if answer is None else [*self.dialect.render(answer, self._scale(shown)), self.end, "\n"]
+            )
+            turns.append(self._exchange(text, shown, bool(offered), instruct, said))
+        return turns
 
     @functools.cached_property
     def _template_system(self) -> list[Piece]:
@@ -204,16 +205,7 @@ class Renderer:
         scale = self._scale(images)
         callable_operations = self.operations if operations is None else operations
         reply = self.dialect.parse(text, callable_operations, scale, self.max_calls)
-        turn = Turn(
-            role="assistant",
-            text=text,
-            tokens=tokens,
-            log_probs=log_probs,
-            action=reply.action,
-            further_actions=list(reply.further_actions),
-            error=reply.error.code if reply.error else None,
-        )
-        return turn, reply
+        return reply.turn(text, tokens=tokens, log_probs=log_probs), reply
 
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
         """The UTF-8 bytes of each token, of which a character may need several."""

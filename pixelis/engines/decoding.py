@@ -105,8 +105,6 @@ class Row:
 
 
 class Decoder:
-    """Runs waves on a model; caches the features of views."""
-
     def __init__(self, model: VisionLanguageModel, spec: ModelSpec, tokenizer: PreTrainedTokenizerBase):
         self.model, self.spec, self.tokenizer = model, spec, tokenizer
         self.device = next(model.parameters()).device
@@ -313,7 +311,6 @@ class Output:
         self.length[rows] = step + 1
 
     def completions(self) -> list[Completion]:
-        """The turn of each row."""
         result = []
         columns = self.tokens.tolist(), self.log_probs.tolist(), self.length.tolist()
         tops = self.top_tokens.tolist(), self.top_log_probs.tolist()

@@ -50,6 +50,7 @@ class Engine(ABC, Generic[S]):
     ``seed`` contributes to the random numbers of every session.
     """
 
+    session_kind: type[S]
     tokenizer: PreTrainedTokenizerBase
     spec: ModelSpec
 
@@ -66,10 +67,6 @@ class Engine(ABC, Generic[S]):
         self.tokens_read = self.tokens_reused = self.tokens_written = 0
         self.busy_s = 0.0
 
-    @abstractmethod
-    def _new_session(self, prefix_key: str | None, ordinal: int) -> S:
-        """Create the ``ordinal``-th session of its key."""
-
     def _check_alive(self) -> None:
         """Raise InfraFailure when the engine cannot serve."""
         if self._shutdown:
@@ -85,7 +82,7 @@ class Engine(ABC, Generic[S]):
             await self._may_open.wait()
         self._check_alive()
         counts = self._keys.setdefault(prefix_key, [0, 0]) if prefix_key is not None else [0, 0]
-        session = self._new_session(prefix_key, counts[0])
+        session = self.session_kind(self, prefix_key, counts[0])
         counts[0] += 1
         counts[1] += 1
         self._sessions.add(session)

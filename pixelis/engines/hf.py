@@ -47,8 +47,6 @@ class _Request:
 
 
 class HfSession(EngineSession):
-    """One episode; see `dialogue.session.Session`."""
-
     engine: HfEngine
 
     def __init__(self, engine: HfEngine, prefix_key: str | None, ordinal: int):
@@ -87,6 +85,8 @@ class HfSession(EngineSession):
 class HfEngine(Engine[HfSession]):
     """Batched generation with transformers; see `engines.Engine`. Raises the errors of `load_model`."""
 
+    session_kind = HfSession
+
     def __init__(
         self,
         model_folder: str | Path,
@@ -110,9 +110,6 @@ class HfEngine(Engine[HfSession]):
         self._wave: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.waves = 0
-
-    def _new_session(self, prefix_key: str | None, ordinal: int) -> HfSession:
-        return HfSession(self, prefix_key, ordinal)
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
         def merge() -> None:

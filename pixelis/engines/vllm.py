@@ -141,6 +141,8 @@ class VllmEngine(Engine[VllmSession]):
     does not start.
     """
 
+    session_kind = VllmSession
+
     def __init__(
         self,
         model_folder: str | Path,
@@ -234,9 +236,6 @@ class VllmEngine(Engine[VllmSession]):
                 return AsyncLLM.from_vllm_config(settings, disable_log_stats=True)
             except Exception as error:
                 raise InfraFailure(f"vLLM did not start: {error}", code="engine_start") from error
-
-    def _new_session(self, prefix_key: str | None, ordinal: int) -> VllmSession:
-        return VllmSession(self, prefix_key, ordinal)
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
         if adapter is not None and not self.merges and not adapter.is_of_language_layers:
@@ -359,7 +358,6 @@ class VllmEngine(Engine[VllmSession]):
     async def complete(
         self, session: VllmSession, sampling: SamplingParams, on_tokens: TokenCallback | None
     ) -> Completion:
-        """Generate one turn of the session's episode."""
         self._check_alive()
         room = self.max_context - len(session.ids)
         if room < 1:

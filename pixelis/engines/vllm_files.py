@@ -22,6 +22,7 @@ from pixelis.errors import BadConfig
 from pixelis.families.family import ModelSpec
 from pixelis.families.spec import load_spec, model_config
 from pixelis.files import locked
+from pixelis.policy.model_path import resolve
 
 if TYPE_CHECKING:
     from pixelis.config import EngineConfig
@@ -84,7 +85,7 @@ def quantized_copy(folder: Path, settings: EngineConfig, spec: ModelSpec, on_gpu
         raise BadConfig("engine.quantization=fp8 needs a GPU", fix="unset it, or use awq")
     if settings.model is None:
         return folder
-    copy = Path(settings.model)
+    copy = resolve(settings.model)
     own, original = (model_config(path, spec.family_name) for path in (copy, folder))
     method = (own.get("quantization_config") or {}).get("quant_method")
     if method != QUANT_METHODS[settings.quantization]:

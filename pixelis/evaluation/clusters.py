@@ -122,8 +122,6 @@ def is_notable(cluster: Mapping[str, Any]) -> bool:
 
 
 class _Words:
-    """The words of texts, by TF-IDF."""
-
     def __init__(self, texts: Sequence[str]):
         from sklearn.feature_extraction.text import TfidfVectorizer
 

@@ -85,8 +85,7 @@ def calls_of(trajectory: Trajectory) -> list[tuple[str, str, str]]:
     """The calls of an episode in order, as operation, target and arguments."""
     return [
         (action.op, action.target, json.dumps(action.arguments, sort_keys=True, default=str))
-        for turn in trajectory.turns
-        if turn.is_policy
+        for turn in trajectory.replies
         for action in turn.actions
     ]
 

@@ -182,7 +182,7 @@ def _truth(group: Group) -> str | None:
 
 
 def _text(trajectory: Trajectory) -> str:
-    return "\n".join(turn.text for turn in trajectory.turns if turn.is_policy)
+    return "\n".join(turn.text for turn in trajectory.replies)
 
 
 def _json(value: Any) -> str:

@@ -86,8 +86,6 @@ class RatingKey(Record):
 
 @dataclass(frozen=True)
 class Pair:
-    """An item of the page."""
-
     item: str
     group: Group
     left: Trajectory
@@ -288,7 +286,6 @@ def _with_interval(statistic: Callable[[np.ndarray], float | None], table: Seque
 
 
 def describe(report: Mapping[str, Any]) -> list[str]:
-    """The lines that `pixelis rate results` prints."""
     a, b = report["arms"]["a"], report["arms"]["b"]
     preferred = report["preferred"]
     low, high = preferred["share_a_ci95"]

@@ -122,7 +122,6 @@ def categories_of(group: Group) -> list[str]:
 
 
 def category_of(group: Group) -> str:
-    """The categories of a question as one name."""
     return "_".join(categories_of(group))
 
 

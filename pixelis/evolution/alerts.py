@@ -133,7 +133,6 @@ class Alerter:
         return alerts
 
     def recent(self, n: int = 50) -> list[Alert]:
-        """The last ``n`` alerts, newest first."""
         with self._lock:
             return list(self._recent)[::-1][:n]
 

@@ -55,7 +55,6 @@ class RateLimit:
         return True
 
     def wait_s(self, now: float) -> float:
-        """Seconds until a grant is available."""
         while self.granted and now - self.granted[0] >= self.window_s:
             self.granted.popleft()
         return 0.0 if len(self.granted) < self.limit else self.granted[0] + self.window_s - now

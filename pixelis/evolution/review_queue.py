@@ -25,7 +25,7 @@ from pixelis.config import RewardsConfig
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution.privacy import redact, redact_record
 from pixelis.evolution.updates import relabel, unlabelled
-from pixelis.memory.database import connect
+from pixelis.memory.database import DURABLE, connect
 from pixelis.records import Feedback, Question, Record, Trajectory, UpdateTask, Verdict
 from pixelis.rewards.vote import agrees, contradicts
 
@@ -86,7 +86,7 @@ class ReviewQueue:
             os.close(os.open(self.path, os.O_CREAT, 0o600))
             self.store = connect(self.path, check_same_thread=False)
             self.store.row_factory = sqlite3.Row
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
+            for pragma in DURABLE:
                 self.store.execute(f"PRAGMA {pragma}")
             self.store.executescript(TABLES + "PRAGMA user_version=1;")
 
@@ -301,7 +301,6 @@ class ReviewQueue:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """One atomic transaction, on disk when the block ends."""
         with self._failures(), self.lock, self.store:
             self.store.execute("BEGIN IMMEDIATE")
             yield
@@ -327,7 +326,6 @@ def _add_blob(blobs: dict[str, tuple[str, bytes]], shape: str, data: bytes) -> s
 
 
 def without_tokens(trajectory: Trajectory) -> Trajectory:
-    """A copy without token ids and log-probs."""
     turns = [turn.model_copy(update={"tokens": [], "log_probs": []}) for turn in trajectory.turns]
     return trajectory.model_copy(update={"turns": turns})
 

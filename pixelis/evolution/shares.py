@@ -114,17 +114,14 @@ class Shares:
             self.seen.popitem(last=False)
 
     def users(self, now: float) -> int:
-        """Number of users in the window."""
         while self.seen and next(iter(self.seen.values())) < now - WINDOW_S:
             self.seen.popitem(last=False)
         return len(self.seen)
 
     def user_cap(self, now: float) -> float:
-        """The share that one user may have now."""
         return max(self.config.max_share_per_user, 1 / max(self.users(now), 1))
 
     def stats(self, now: float) -> dict[str, float]:
-        """Users in the window and their cap."""
         return {"users": self.users(now), "user_cap": self.user_cap(now)}
 
     def choose(self, waiting: Sequence[Source], least: int, most: int, now: float) -> list[int]:
@@ -176,7 +173,6 @@ class Shares:
         return chosen
 
     def learnt(self, batch: Sequence[Source]) -> None:
-        """The learner applied a batch."""
         self.candidate += batch
         self.counted += batch
         self.batches += 1

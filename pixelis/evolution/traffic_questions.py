@@ -117,7 +117,6 @@ class TrafficQuestions:
         self.items = [*self.items, item][-self.config.traffic :]
 
     def forget(self, experience_ids: Sequence[str]) -> int:
-        """Remove the questions of these experiences."""
         return self._keep(lambda item: item.experience_id not in experience_ids)
 
     def expire(self, before: float) -> int:

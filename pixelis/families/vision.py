@@ -19,6 +19,7 @@ from pixelis.errors import BadInput
 if TYPE_CHECKING:
     from torch import nn
 
+Heads = Float[Tensor, "patches heads width"]
 _LONGEST = WeakTensorKeyDictionary()
 
 
@@ -108,12 +109,12 @@ def _batched_attention(
 
 
 def _attend_by_length(
-    query: Float[Tensor, "patches heads width"],
-    key: Float[Tensor, "patches heads width"],
-    value: Float[Tensor, "patches heads width"],
+    query: Heads,
+    key: Heads,
+    value: Heads,
     edges: list[int],
     scale: float,
-) -> Float[Tensor, "patches heads width"]:
+) -> Heads:
     """Attention inside windows, those of one length together."""
     starts: dict[int, list[int]] = {}
     for start, stop in itertools.pairwise(edges):
@@ -140,10 +141,10 @@ def _attend_by_length(
 
 
 def _rotate(
-    states: Float[Tensor, "patches heads width"],
+    states: Heads,
     cos: Float[Tensor, "patches 1 width"],
     sin: Float[Tensor, "patches 1 width"],
-) -> Float[Tensor, "patches heads width"]:
+) -> Heads:
     half = states.shape[-1] // 2
     rotated = torch.cat((-states[..., half:], states[..., :half]), dim=-1)
     return (states.float() * cos + rotated.float() * sin).to(states.dtype)

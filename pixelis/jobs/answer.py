@@ -192,7 +192,6 @@ def show(text: str) -> None:
 
 
 async def local_agent(config: Config, actors: placement.Actors) -> Answerer:
-    """Answers with the generators of this job."""
     router = GeneratorRouter(actors.generators, RouterTimeouts.of(config))
     await router.load(0)
     s, d, services = config.serve, config.dialogue, shared_services(config.rewards)

@@ -9,10 +9,8 @@ import io
 import itertools
 import json
 import math
-import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +23,7 @@ from pixelis.dialogue.agent import Episode, Limits, Tools, play
 from pixelis.dialogue.chat import ChatConversation, ChatReply, Message, picture_part, png_url
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.errors import DataFailure, InfraFailure
+from pixelis.jobs.watch import call_in_thread
 from pixelis.operations.encoded import read_encoded
 from pixelis.operations.image import load_image
 from pixelis.operations.media import segment_centers
@@ -157,18 +156,7 @@ class ChatModel:
         return trajectory
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """Call in a thread that a stopped job does not wait for, unlike those of an executor."""
-        future = Future[T]()
-        future.set_running_or_notify_cancel()
-
-        def work() -> None:
-            try:
-                future.set_result(call(*arguments))
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=work, daemon=True).start()
-        return asyncio.wrap_future(future)
+        return asyncio.wrap_future(call_in_thread(lambda: call(*arguments)))
 
     def ask(self, messages: list[Message], seed: int | None, sample: int) -> ChatReply:
         """The reply to a chat, of this sample alone. DataFailure for this chat; others as in `groups`."""

@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,18 @@ import yaml
 from ray.exceptions import RayError
 
 from pixelis.actors.cluster import unwrap_ray_error
-from pixelis.config import Config, PolicyConfig
+from pixelis.config import Config, PolicyConfig, from_command_line
 from pixelis.config.base import merge
-from pixelis.datasets.labels import drop_labels
-from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, PixelisError
 from pixelis.families.spec import load_spec
 from pixelis.files import disk_failures, locked, write_json
+from pixelis.jobs.dry_run import read_first
 from pixelis.operations import select
 from pixelis.policy import ranks
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.telemetry import lineage
 from pixelis.telemetry.trackers import log_results, require_trackers
-
-PROBE_ROWS = 1000
-"""Rows of a source that are read before any actor starts."""
 
 
 class Stopped(Exception):
@@ -63,6 +59,13 @@ def driver(name: str) -> Iterator[None]:
 
 
 @contextmanager
+def job(name: str, doc: str | None, check: Callable[[Config], None] | None = None) -> Iterator[Config]:
+    """`driver`, and the configuration of the command line: without a file that of configs/nano."""
+    with driver(name):
+        yield from_command_line(doc or "", name, default=f"configs/nano/{name}.yaml", check=check)
+
+
+@contextmanager
 def run_folder(
     config: Config,
     *questions: str,
@@ -77,14 +80,9 @@ def run_folder(
     """
     inputs: dict[str, list[lineage.Source]] = _check_policy(config) if has_policy else {}
     require_trackers(config)
-    on_labels = None if config.rewards.labelled else drop_labels
-    limits: dict[str, float | None] = dict.fromkeys(questions, config.data.max_bad_rows) | dict.fromkeys(
-        held_out
-    )
-    for source, limit in limits.items():
-        # Shuffling reads a window of rows first, so that errors near the beginning show at once.
-        next(read_questions(source, seed=0, max_bad_rows=limit, shuffle_rows=PROBE_ROWS, on_labels=on_labels))
-    inputs["questions"] = list(limits)
+    for source in (rows := dict.fromkeys((*questions, *held_out))):
+        read_first(config, source, held_out=source in held_out)
+    inputs["questions"] = list(rows)
     for role, source in (sources or {}).items():
         lineage.local_path(source)  # raises for a missing one
         inputs[role] = [source]
@@ -175,7 +173,6 @@ def _check_same_run(folder: Path, config: Config) -> None:
 
 
 def hardware() -> str:
-    """Description of the machine for published figures."""
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
         names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     cpu = names[0] if names else platform.processor()

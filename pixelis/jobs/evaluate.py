@@ -13,29 +13,26 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
-from pixelis.actors import error_clusters, evaluation_report, placement, report, reservations
-from pixelis.config import Config, from_command_line
+from pixelis.actors import evaluation_report, placement, report, reservations
+from pixelis.config import Config
 from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import DataFailure
 from pixelis.evaluation import table
 from pixelis.evaluation.clusters import require_questions
 from pixelis.jobs import dry_run
-from pixelis.jobs.driver import driver, make_run_dir, run_folder
+from pixelis.jobs.driver import job, make_run_dir, run_folder
 from pixelis.jobs.evaluate_api import answer_rows, evaluate_api, score_answers
 from pixelis.jobs.evaluation_arms import Arm, check_baseline, evaluate_sets, summary_of
-from pixelis.jobs.watch import watch
+from pixelis.jobs.watch import watch_evaluation
 from pixelis.rewards.llm_client import LlmClient
 from pixelis.rewards.services import shared_services
 from pixelis.telemetry import diagnosis, lineage
 from pixelis.telemetry.events import EventLog
-
-if TYPE_CHECKING:
-    pass
 
 
 def measure(
@@ -51,24 +48,16 @@ def measure(
 ) -> Arm:
     """Evaluate policy ``version`` on ``source`` (default data.evaluate): ``samples`` episodes per question and seed."""
     source = source or config.data.evaluate
-    coordinator, count, truncated = actors.coordinator, config.evaluate.questions, False
+    count, truncated = config.evaluate.questions, False
     if not source.startswith("cards:"):  # `cards:` is endless
         on_labels = None if config.rewards.labelled else drop_labels
         rows = read_questions(source, limit=count and count + 1, epochs=1, on_labels=on_labels)
         total = sum(1 for _ in rows)
         truncated, count = 0 < count < total, min(total, count or total)
         require_questions(count, config.evaluate.clusters, source)
-    groups, views = watch(
-        config,
-        f"evaluate {name}",
-        count * max(1, len(seeds)),
-        lambda: ray.get(
-            coordinator.evaluate.remote(
-                source, count, version, operations, name=name, samples=samples, seeds=seeds
-            )
-        ),
-        lambda: (ray.get(coordinator.progress.remote())["evaluated"].get(name, 0), {}),
-        waiting="answering the first questions",
+    total, request = count * max(1, len(seeds)), (source, count, version, operations)
+    groups, views = watch_evaluation(
+        config, actors.coordinator, name, total, *request, samples=samples, seeds=seeds
     )
     summary = summary_of(config, name, groups, shared_services(config.rewards), seeds, samples)
     summary |= {"truncated": True} if truncated else {}
@@ -88,21 +77,13 @@ def evaluate_policy(
     e = config.evaluate
 
     def measure_set(name: str, source: str, operations: bool) -> Arm:
-        return measure(
-            config,
-            actors,
-            name,
-            version,
-            operations=operations,
-            source=source,
-            samples=e.samples,
-            seeds=e.seeds,
-        )
+        options: dict[str, Any] = {"operations": operations, "samples": e.samples, "seeds": e.seeds}
+        return measure(config, actors, name, version, source=source, **options)
 
     arms = evaluate_sets(config, folder, max_pixels, measure_set, config.toolbox.has_tools)
     examples: dict[str, list[list[report.Chosen]]] = {}
     for arm in arms if e.clusters else ():
-        arm.summary["clusters"] = clusters = error_clusters.find(
+        arm.summary["clusters"] = clusters = evaluation_report.find_clusters(
             config, actors.embedder, arm.groups, arm.views
         )
         examples[arm.name] = evaluation_report.choose_wrong(clusters, arm.groups, arm.views)
@@ -194,8 +175,7 @@ def check(config: Config) -> None:
 
 
 def main() -> None:
-    config = from_command_line(__doc__, "evaluate", default="configs/nano/evaluate.yaml", check=check)
-    with driver("evaluate"):
+    with job("evaluate", __doc__, check) as config:
         if config.evaluate.answers is None:
             run(config)
             return

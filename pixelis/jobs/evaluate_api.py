@@ -22,7 +22,6 @@ from pixelis.jobs.chat_model import ChatModel
 from pixelis.jobs.evaluation_arms import Arm, compare_with, evaluate_sets, graded, save
 from pixelis.rewards.extraction import answers_of
 from pixelis.rewards.grader import Grader
-from pixelis.telemetry.html.episode import EpisodePage
 from pixelis.telemetry.html.report import write_report
 from pixelis.telemetry.progress import Progress
 
@@ -57,18 +56,13 @@ def evaluate_api(
     finally:
         model.close()
         grader.close()
-    summaries, pages = [*previous, *(arm.summary for arm in arms)], list[EpisodePage]()
-    no_views = [None] * len(arms[0].groups)
-    for title, group, _ in evaluation_report.choose_with_causes(
-        arms[0].name, arms[0].groups, no_views, config.telemetry.trajectories
-    ):
-        trajectory, pictures = group.trajectories[0], dict[str, Any]()
-        for media in group.question.media:
-            pictures |= report.load_pictures(media, trajectory, config.toolbox)
-        pages.append(
-            EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title)
-        )
-    print(f"report: {write_report(folder, {'arms': summaries}, [], pages)}")
+    first, summaries = arms[0], [*previous, *(arm.summary for arm in arms)]
+    no_views = [None] * len(first.groups)
+    chosen = evaluation_report.choose_with_causes(
+        first.name, first.groups, no_views, config.telemetry.trajectories
+    )
+    page = write_report(folder, {"arms": summaries}, [], report.pages(config, chosen))
+    print(f"report: {page}")
     return summaries
 
 

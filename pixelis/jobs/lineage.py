@@ -103,7 +103,6 @@ def _source(item: lineage.Input, result: Path, root: Path, above: tuple[Path, ..
 
 
 def tree(node: Node, indent: str = "") -> list[str]:
-    """The chain as lines of text, each result above its inputs."""
     parts = [f"{node.role}: {node.name}", f"sha256 {node.sha256[:12]}" if node.sha256 else ""]
     if (known := node.record) is not None:
         commit, changes = (known.code.commit or "")[:10], "+changes" if known.code.dirty else ""

@@ -25,13 +25,13 @@ import ray
 from PIL import Image
 
 from pixelis.actors import cluster, evaluation_report, placement, report
-from pixelis.config import Config, ToolboxConfig, from_command_line
+from pixelis.config import Config, ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evaluation.statistics import paired_bootstrap
 from pixelis.jobs import evaluate, evaluation_arms, rft, serve, sft
-from pixelis.jobs.driver import driver, hardware, run_folder
+from pixelis.jobs.driver import hardware, job, run_folder
 from pixelis.jobs.watch import watch
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
@@ -51,8 +51,7 @@ OVERLOADED = (429, 503, 504)
 
 
 def main() -> None:
-    config = from_command_line(__doc__, "quickstart", default="configs/nano/quickstart.yaml")
-    with driver("quickstart"), run_folder(config) as folder:
+    with job("quickstart", __doc__) as config, run_folder(config) as folder:
         Quickstart(config, folder).run()
 
 
@@ -64,8 +63,6 @@ def stage(config: Config, name: str, adapter: Path | None = None, **learner: Any
 
 
 class Quickstart:
-    """Runs the stages in order and collects their results."""
-
     def __init__(self, config: Config, folder: Path):
         self.config, self.folder = config, folder
         installed = Path(sys.prefix) / "install-seconds"  # by `make install`
@@ -107,7 +104,6 @@ class Quickstart:
         self.print_table(page)
 
     def timed(self, name: str, run: Callable[[], T]) -> T:
-        """Run a stage and add its seconds to the summary."""
         start = time.monotonic()
         result = run()
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - start, 1)
@@ -196,7 +192,6 @@ class Quickstart:
         return watch(online, "adapt", q.stream, run, poll)
 
     def write(self, config: Config, total: float) -> str:
-        """Write summary.json, trajectories and report.html; returns the report's path."""
         rft_minus_sft = paired_bootstrap(
             self.arms["rft"].correct, self.arms["sft"].correct, seed=self.config.run.seed
         )

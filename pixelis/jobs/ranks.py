@@ -15,11 +15,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from pixelis.config import Config, from_command_line
+from pixelis.config import Config
 from pixelis.errors import BadConfig, BadInput
 from pixelis.families.spec import model_family
 from pixelis.files import write_json
-from pixelis.jobs.driver import driver, run_folder
+from pixelis.jobs.driver import job, run_folder
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_header
 from pixelis.policy.architecture import Architecture
@@ -92,14 +92,12 @@ def analyse(config: Config, folder: Path) -> RankFile:
 
 
 def _check(config: Config) -> None:
-    """The tuned weights exist and the model has the target layers."""
     file = tuned_file(config)
     layers = Architecture(config.policy).shapes(config.policy.lora.targets)
     print(f"{len(layers)} layers of {file}", file=sys.stderr)
 
 
 def run(config: Config) -> tuple[Path, RankFile]:
-    """Write the rank file, its lineage and its plots; returns path and content."""
     tuned = tuned_file(config)
     with run_folder(config, sources={"tuned": str(tuned.parent if tuned.is_file() else tuned)}) as folder:
         result = analyse(config, folder)
@@ -110,8 +108,7 @@ def run(config: Config) -> tuple[Path, RankFile]:
 
 
 def main() -> None:
-    config = from_command_line(__doc__, "ranks", default="configs/nano/ranks.yaml", check=_check)
-    with driver("ranks"):
+    with job("ranks", __doc__, _check) as config:
         path, result = run(config)
         ranks = result.layer_ranks.values()
         retained = result.analysis_metadata["energy_retained"]

@@ -23,7 +23,6 @@ _FOLDER = re.compile(r"^[^#\n]*?(?:\.\./|configs/)(\w+)/", re.MULTILINE)
 
 
 def listing() -> str:
-    """One line for each recipe: its path and the beginning of its comment."""
     lines = []
     for file in [*recipe_files(), *ablation_files()]:
         comment = " ".join(

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pixelis.config import Config, from_command_line
+from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.refinement import data_card, filters, gates, sets
 from pixelis.datasets.refinement.episodes import Episodes
@@ -28,8 +28,8 @@ from pixelis.datasets.refinement.row_checks import CheckedRow
 from pixelis.errors import BadInput
 from pixelis.files import write_json
 from pixelis.jobs import dry_run
-from pixelis.jobs.driver import driver, run_folder
-from pixelis.jobs.watch import watch
+from pixelis.jobs.driver import job, run_folder
+from pixelis.jobs.watch import watch_evaluation
 from pixelis.rewards.services import Services
 from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import StepProgress
@@ -74,34 +74,20 @@ def _checked_by_workers(config: Config, folder: Path) -> Iterator[CheckedRow | B
 
 def play(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, filters.Outcomes]:
     """Outcomes of the policy's episodes on the remaining questions; starts a cluster if some are missing."""
-    import ray
-
     from pixelis.actors import placement
 
     episodes = Episodes(config, folder, pipeline.questions())
     if missing := episodes.missing():
         with placement.placed(episodes.config, learner=False, initial=config.policy.adapter) as actors:
-            coordinator, times = actors.coordinator, config.refinement.pass_rate.episodes
+            count, times = episodes.count, config.refinement.pass_rate.episodes
             for arm in missing:
-
-                def evaluate(arm: str = arm) -> Any:
-                    source, operations = str(episodes.source), episodes.arms[arm]
-                    return ray.get(
-                        coordinator.evaluate.remote(
-                            source, episodes.count, 0, operations, name=arm, samples=times
-                        )
-                    )
-
-                def poll(arm: str = arm) -> tuple[int, dict[str, Any]]:
-                    return ray.get(coordinator.progress.remote())["evaluated"].get(arm, 0), {}
-
-                groups, _ = watch(config, f"episodes {arm}", episodes.count, evaluate, poll)
+                request = str(episodes.source), count, 0, episodes.arms[arm]
+                groups, _ = watch_evaluation(config, actors.coordinator, arm, count, *request, samples=times)
                 episodes.store(arm, groups)
     return episodes.outcomes()
 
 
 def save(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, Any]:
-    """Write the card, and the sets if every gate passes."""
     files, statistics = sets.build(pipeline)
     summary = {
         **pipeline.summary(),
@@ -148,8 +134,7 @@ def check(config: Config) -> None:
 
 
 def main() -> None:
-    config = from_command_line(__doc__, "refine", default="configs/nano/refine.yaml", check=check)
-    with driver("refine"):
+    with job("refine", __doc__, check) as config:
         summary = run(config)
         for name, row in summary["sets"].items():
             short = f", {row['short']} short" if row["short"] else ""

@@ -16,13 +16,13 @@ from pixelis.actors import learner, placement, reservations
 from pixelis.actors.batch_sources import RolloutSource
 from pixelis.actors.train_job import TrainJob
 from pixelis.actors.weights import publisher_for
-from pixelis.config import Config, from_command_line
+from pixelis.config import Config
 from pixelis.config.rewards import LABELLED
 from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import count_questions
 from pixelis.errors import BadConfig
 from pixelis.jobs import dry_run
-from pixelis.jobs.driver import driver, run_folder
+from pixelis.jobs.driver import job, run_folder
 from pixelis.jobs.watch import latest_step, require_checkpoint, stop_s, watch
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool
     """Train to ``rft.steps`` or until ``should_stop``, polled every second; returns the last checkpoint."""
     source = RolloutSource(config, actors.coordinator, publisher_for(config, actors.store, "rft"))
     critic = config.rft.critic if config.rft.advantage.baseline == "critic" else None
-    job = TrainJob(
+    train_job = TrainJob(
         config, source, loss=config.rft.loss, temperature=config.rft.sampling.temperature, critic=critic
     )
 
@@ -56,7 +56,7 @@ def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool
             config,
             "rft",
             config.rft.steps,
-            lambda: learner.fit(job, name=actors.name),
+            lambda: learner.fit(train_job, name=actors.name),
             poll,
             stop=actors.coordinator.stop.remote,
             grace_s=stop_s(),
@@ -99,7 +99,6 @@ def inputs(config: Config) -> Iterator[dry_run.Input]:
 
 
 def findings(config: Config) -> list[Finding]:
-    """Estimates of memory and disk, placement, and what the rewards need."""
     from pixelis.jobs import plan
 
     estimated = dry_run.findings(config, "rft", needs(config), dry_run.prompts(config))
@@ -112,9 +111,8 @@ def check(config: Config) -> None:
 
 
 def main() -> None:
-    config = from_command_line(__doc__, "rft", default="configs/nano/rft.yaml", check=check)
     with (
-        driver("rft"),
+        job("rft", __doc__, check) as config,
         run_folder(require_filter_key(config), config.data.train),
         placement.placed(planned := with_steps(config), initial=config.policy.adapter) as actors,
     ):

@@ -36,11 +36,11 @@ from pixelis.actors.serving import ServingActors, online
 from pixelis.actors.train_job import TrainJob
 from pixelis.actors.update_source import UpdateSource
 from pixelis.actors.weights import CandidatePublisher
-from pixelis.config import Config, from_command_line
+from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure, PixelisError
 from pixelis.evolution.guard import AdaptiveKLController
 from pixelis.jobs import dry_run
-from pixelis.jobs.driver import driver, run_folder, stop_file
+from pixelis.jobs.driver import job, run_folder, stop_file
 from pixelis.jobs.watch import end_without_head, say
 from pixelis.policy import checkpoint
 from pixelis.serve import app
@@ -67,15 +67,7 @@ def serving(config: Config, actors: placement.Actors) -> Iterator[tuple[str, Ser
 
 
 def backends(actors: placement.Actors, backend: ServingActors) -> Backends:
-    names = backend.names
-    return Backends(
-        generators=tuple(actors.names),
-        namespace=ray.get_runtime_context().namespace,
-        evolution=next(iter(names.get("evolution", [])), None),
-        memory=tuple(names.get("memory", [])),
-        embedder=next(iter(names.get("embedder", [])), None),
-        scaler=next(iter(names.get("scaler", [])), None),
-    )
+    return Backends(tuple(actors.names), ray.get_runtime_context().namespace, **backend.names)
 
 
 def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> Path | None:
@@ -98,7 +90,7 @@ def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> 
         online_config, evolution, CandidatePublisher(actors.store, e.canary.every if e.canary.enabled else 1)
     )
     # On processors that it shares with generators, learning waits for answers.
-    job = TrainJob(
+    train_job = TrainJob(
         online_config,
         source,
         loss,
@@ -107,7 +99,7 @@ def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> 
         e.lr,
         background=not config.learner.gpus,
     )
-    return learner.fit(job, name=actors.name)
+    return learner.fit(train_job, name=actors.name)
 
 
 class Learning:
@@ -250,8 +242,7 @@ def check(config: Config) -> None:
 
 
 def main() -> None:
-    config = from_command_line(__doc__, "serve", default="configs/nano/serve.yaml", check=check)
-    with driver("serve"):
+    with job("serve", __doc__, check) as config:
         # Before anything starts: a missing API key, a port in use, engine.colocate
         needs(config)
         app.api_key_digest(config)

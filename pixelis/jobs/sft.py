@@ -17,13 +17,13 @@ from ray.actor import ActorHandle
 from pixelis.actors import cluster, learner, placement, reservations
 from pixelis.actors.demonstrations import DemonstrationSource, Schedule
 from pixelis.actors.train_job import TrainJob
-from pixelis.config import Config, from_command_line
+from pixelis.config import Config
 from pixelis.datasets.curriculum import LEVELS
 from pixelis.datasets.demonstration_store import BatchSampler, DemonstrationStore
 from pixelis.datasets.demonstrations import Player
 from pixelis.errors import BadConfig, BadInput
 from pixelis.jobs import dry_run
-from pixelis.jobs.driver import driver, run_folder
+from pixelis.jobs.driver import job, run_folder
 from pixelis.jobs.watch import latest_step, require_checkpoint, say, stop_s, watch
 from pixelis.policy import checkpoint
 from pixelis.policy.model_path import resolve
@@ -51,7 +51,7 @@ def run(config: Config) -> Path:
         sampler = prepare(config, folder, resumed=latest is not None)
         steps = sampler.steps(config.sft.epochs) if config.sft.epochs else config.sft.steps
         with placed(config, episodes) as actors, schedule(config) as mixture:
-            job = TrainJob(config, DemonstrationSource(config, start, steps, mixture, actors))
+            train_job = TrainJob(config, DemonstrationSource(config, start, steps, mixture, actors))
             datasets = {
                 f"train-{rank}": demonstration_stream(config, folder / STORE, start, steps, rank, mixture)
                 for rank in range(config.learner.workers if start < steps else 0)
@@ -61,7 +61,7 @@ def run(config: Config) -> Path:
                     config,
                     "sft",
                     steps,
-                    lambda: learner.fit(job, datasets),
+                    lambda: learner.fit(train_job, datasets),
                     lambda: latest_step(folder, "step/sft", SHOWN),
                     grace_s=stop_s(),
                 )
@@ -82,7 +82,6 @@ def placed(config: Config, episodes: bool) -> Iterator[placement.Actors | None]:
 
 @contextmanager
 def schedule(config: Config) -> Iterator[ActorHandle | None]:
-    """The actor that schedules the curriculum, if there is one."""
     if not config.sft.curriculum.enabled:
         yield None
         return
@@ -172,8 +171,7 @@ def check(config: Config) -> None:
 
 
 def main() -> None:
-    config = from_command_line(__doc__, "sft", default="configs/nano/sft.yaml", check=check)
-    with driver("sft"):
+    with job("sft", __doc__, check) as config:
         print(f"checkpoint: {run(config)}")
 
 

@@ -15,21 +15,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from pixelis.actors import cluster, synthesis
-from pixelis.config import Config, from_command_line
+from pixelis.config import Config
 from pixelis.datasets.synthesis.corrections import WAYS
 from pixelis.datasets.synthesis.quota_scheduler import SHARD, QuotaScheduler, SourceRows, quotas
 from pixelis.datasets.synthesis.tasks import TASKS, check_operations
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.files import write_json
 from pixelis.jobs import dry_run
-from pixelis.jobs.driver import driver, run_folder
+from pixelis.jobs.driver import job, run_folder
 from pixelis.operations import select
 from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import Progress
 
 
 def run(config: Config) -> dict[str, Any]:
-    """Create the missing samples; returns the summary."""
     check(config)
     synthesis.sample_builder(config).close()  # raises for missing dependencies before a cluster starts
     sources = sorted({config.synthesis.datasources[quota.source].path for quota in quotas(config.synthesis)})
@@ -96,8 +95,7 @@ def show_plan(config: Config) -> None:
 
 
 def main() -> None:
-    config = from_command_line(__doc__, "synthesize", default="configs/nano/synthesize.yaml", check=show_plan)
-    with driver("synthesize"):
+    with job("synthesize", __doc__, show_plan) as config:
         summary = run(config)
         kinds = ", ".join(f"{kind} {count}" for kind, count in summary["kinds"].items())
         print(

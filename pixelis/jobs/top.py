@@ -99,7 +99,6 @@ def draw_run(folder: Path) -> RenderableType:
 
 
 def curves(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> Table:
-    """The metrics of a run as curves, with their last value and their range."""
     table = Table.grid(padding=(0, 2))
     for name, label in CURVES.items():
         source = evaluations if name.startswith("evaluate/") else steps

@@ -80,7 +80,6 @@ def summary(id: str, spans: list[dict[str, Any]]) -> str:
 
 
 def listing(rows: list[tuple[int, dict[str, Any]]]) -> list[str]:
-    """A trace as lines: name, process, start and duration of each span."""
     first, lines = rows[0][1]["start"], []
     for depth, span in rows:
         name, failed = ("  " * depth + span["name"])[:34], "  failed" if span["failed"] else ""

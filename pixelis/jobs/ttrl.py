@@ -19,11 +19,11 @@ from typing import Any
 import ray
 
 from pixelis.actors import placement
-from pixelis.config import Config, RewardsConfig, TtrlConfig, from_command_line
+from pixelis.config import Config, RewardsConfig, TtrlConfig
 from pixelis.errors import BadConfig
 from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap
 from pixelis.jobs import dry_run, evaluate, evaluation_arms, rft
-from pixelis.jobs.driver import driver, run_folder
+from pixelis.jobs.driver import job, run_folder
 from pixelis.jobs.rft import findings
 from pixelis.jobs.rft import needs as needs
 from pixelis.records import Group
@@ -148,9 +148,8 @@ def check(config: Config) -> None:
 
 
 def main() -> None:
-    config = from_command_line(__doc__, "ttrl", default="configs/nano/ttrl.yaml", check=check)
     with (
-        driver("ttrl"),
+        job("ttrl", __doc__, check) as config,
         run_folder(require_unlabelled(config), config.data.train),
         placement.placed(planned := rft.with_steps(config), initial=config.policy.adapter) as actors,
     ):

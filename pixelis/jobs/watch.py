@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
+from ray.actor import ActorHandle
 
 from pixelis.actors.node_watch import HeadWatch
 from pixelis.config import Config
@@ -44,20 +45,12 @@ def watch(
     Ctrl-C or SIGTERM asks the learner to stop after its step, calls ``stop``, waits up to ``grace_s`` seconds
     for the last checkpoint and raises Stopped. A second one, or one before the first step, ends the run soon.
     """
-    future: Future[T] = Future()
-
-    def call() -> None:
-        try:
-            future.set_result(run())
-        except BaseException as error:
-            future.set_exception(error)
-
     start, _ = poll()
     done, started = start, time.time()
     messages = Messages(Path(config.run.dir))
     head = HeadWatch() if ray.is_initialized() else None
     with Progress(name, total, start=start, enabled=config.telemetry.progress) as progress:
-        threading.Thread(target=call, name=name, daemon=True).start()
+        future = call_in_thread(run, name)
         try:
             while not future.done():
                 time.sleep(POLL_S)
@@ -87,6 +80,35 @@ def watch(
     if problem := diagnosis.of_run([event for event in new if event["kind"].startswith("step/")]):
         say(f"warning: {problem}")
     return result
+
+
+def watch_evaluation(
+    config: Config, coordinator: ActorHandle, name: str, total: int, *request: Any, **options: Any
+) -> Any:
+    """The groups and views of `Coordinator.evaluate`, with the progress of the evaluation ``name``."""
+    return watch(
+        config,
+        f"evaluate {name}",
+        total,
+        lambda: ray.get(coordinator.evaluate.remote(*request, name=name, **options)),
+        lambda: (ray.get(coordinator.progress.remote())["evaluated"].get(name, 0), {}),
+        waiting="answering the first questions",
+    )
+
+
+def call_in_thread(call: Callable[[], T], name: str | None = None) -> Future[T]:
+    """The result of a call in a thread that a stopped job does not wait for, unlike those of an executor."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return future
 
 
 class Messages:
@@ -119,7 +141,6 @@ class Messages:
 
 
 def say(text: str) -> None:
-    """Print a line for the user beside the progress."""
     print(text, file=sys.stderr, flush=True)
 
 

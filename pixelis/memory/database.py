@@ -35,6 +35,10 @@ PROBE_S = 1.0
 """Seconds between attempts to write after the disk refused."""
 
 
+DURABLE = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON")
+"""Settings of a connection that writes; secure_delete overwrites deleted records."""
+
+
 def connect(path: Path, mode: str = "rwc", **options: Any) -> sqlite3.Connection:
     """Connect to a database that only this process uses; ``mode`` is ``rwc`` or ``ro``."""
     # unix-excl keeps the index of the log in memory: in a mapped file, a disk that becomes read-only would
@@ -88,9 +92,7 @@ class Database:
                 self._writer = prepare(connect(self.path, check_same_thread=False, isolation_level=None))
                 stack.callback(lambda: self._writer.close())
                 os.chmod(self.path, 0o600)
-                # secure_delete overwrites deleted records.
-                settings = ["journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"]
-                for setting in (*settings, "cache_size=-32000", "journal_size_limit=67108864"):
+                for setting in (*DURABLE, "cache_size=-32000", "journal_size_limit=67108864"):
                     self._writer.execute(f"PRAGMA {setting}")
                 (version,) = self._writer.execute("PRAGMA user_version").fetchone()
                 if not self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -251,7 +253,6 @@ class Database:
         self.write(lambda _: None, lambda _: self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)"))
 
     def nbytes(self) -> int:
-        """Bytes of the file and its log."""
         files = (self.path, self.path.with_name(self.path.name + "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
 

@@ -54,7 +54,6 @@ class Exact:
 
     @property
     def vectors(self) -> np.ndarray:
-        """The stored vectors [n, width]."""
         return self.values[: len(self)]
 
     def add(self, rows: np.ndarray, vectors: np.ndarray) -> None:

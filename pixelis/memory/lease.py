@@ -61,7 +61,6 @@ class Lease:
             raise self._locked(self._read())
 
     def release(self) -> None:
-        """Give the folder back."""
         self._stop.set()
         self._thread.join()
         try:

@@ -65,7 +65,6 @@ class Rows:
         return result
 
     def entries(self, seqs: Sequence[int]) -> Iterator[list[Entry]]:
-        """Experiences with their vectors and pictures, in chunks."""
         for start in range(0, len(seqs), CHUNK):
             chunk = seqs[start : start + CHUNK]
             vectors = dict(self._read(f"SELECT seq, vector FROM {VECTORS}", chunk))

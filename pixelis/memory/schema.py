@@ -93,7 +93,6 @@ def prepare(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Create the tables of an empty file."""
     db.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version={SCHEMA}; COMMIT;")
     set_fact(db, "name", uuid.uuid4().hex)
 

@@ -361,7 +361,6 @@ class Shard:
         return len(self._delete("id IN (SELECT value FROM json_each(?))", json.dumps(list(ids))))
 
     def delete_user(self, user: str) -> list[str]:
-        """Delete all experiences of a stored pseudonym; returns their ids."""
         return self._delete("user = ?", user)
 
     def prune(self, now: float) -> list[str]:

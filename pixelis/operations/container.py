@@ -120,7 +120,6 @@ class DecordReader:
             raise self._refused(str(error).splitlines()[-1]) from None
 
     def close(self) -> None:
-        """Free the clip."""
         self._reader = None
 
     @staticmethod
@@ -154,7 +153,6 @@ def frame_pixels(frame: Any, size: tuple[int, int] | None, limit: int) -> np.nda
 
 
 def undecodable(reason: object) -> BadImage:
-    """The error for a clip that cannot be decoded."""
     text = " ".join(str(reason).split())[:160]
     return BadImage(
         f"the clip cannot be decoded: {text}",

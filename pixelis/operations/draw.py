@@ -191,7 +191,6 @@ class _Pen:
             self.occupied.append(edges)
 
     def path(self, points: Sequence[tuple[float, float]], colour: Colour, dot: bool = True) -> None:
-        """Draw a line through points, with a dot at its start."""
         x0, y0, x1, y1 = self.region
         placed = [((x - x0) / (x1 - x0) * self.width, (y - y0) / (y1 - y0) * self.height) for x, y in points]
         line = np.clip(np.round(np.array(placed)), -30_000, 30_000).astype(np.int32).reshape(-1, 1, 2)

@@ -25,7 +25,7 @@ _SIGNATURES = (
     (re.compile(rb"\x1a\x45\xdf\xa3"), "video/webm"),
 )
 _BASE64 = str.maketrans("-_", "+/", " \t\r\n\f\v")
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 
 
 def read_encoded(source: str | bytes | Path, max_bytes: int, kind: Kind) -> bytes:
@@ -37,7 +37,7 @@ def read_encoded(source: str | bytes | Path, max_bytes: int, kind: Kind) -> byte
     noun = _NOUNS[kind]
     if isinstance(source, bytes):
         data = source
-    elif isinstance(source, str) and (match := _SCHEME.match(source)):
+    elif isinstance(source, str) and (match := SCHEME.match(source)):
         if match[1].lower() != "data":
             raise BadImage(
                 f"{noun}s are not opened from {match[1][:20]}: URLs",

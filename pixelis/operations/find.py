@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from typing import Annotated, Any
 
@@ -71,17 +70,8 @@ class Find(Operation):
         for i in chosen:
             numbers = [round(v, 6) for v in compose(region, boxes[i].tolist())]
             key = json.dumps([target.root, target.frame, arguments.text, numbers])
-            record: dict[str, Any] = {
-                "id": hashlib.sha256(key.encode()).hexdigest()[:8],
-                "kind": "object",
-                "label": arguments.text,
-                "root": target.root,
-                "frame": target.frame,
-                "box": numbers,
-                "score": round(float(scores[i]), 3),
-                "method": detector.kind,
-            }
-            records.append(record)
+            found = {"box": numbers, "score": round(float(scores[i]), 3), "method": detector.kind}
+            records.append(target.record(key, label=arguments.text, **found))
         if not records:
             best = f"{scores.max():.2f}" if len(scores) else "none"
             text = f"no {arguments.text} found; the best score {best} is below {detector.threshold:g}"
@@ -113,11 +103,10 @@ class Detector:
         """Boxes float64 [n, 4] (0..1 of the picture, with an area) and scores [n] for uint8 [h, w, 3]."""
         import torch
 
-        device = next(self.model.parameters()).device
         # Anti-aliased first: resizing a large picture to the model's side would skip pixels.
         inputs = {**self._tokens(text), **self._pixels(shrink(picture, 2 * LONGEST))}
         with torch.inference_mode():
-            output = self.model(**{name: value.to(device) for name, value in inputs.items()})
+            output = self.model(**{name: value.to(self.model.device) for name, value in inputs.items()})
         scores = output.logits[0].float().sigmoid().amax(dim=-1).cpu().numpy()
         cx, cy, w, h = output.pred_boxes[0].float().cpu().numpy().astype(np.float64).T
         boxes = np.stack([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2], 1)

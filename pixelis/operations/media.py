@@ -20,8 +20,7 @@ def first_look(
     Returns descriptions and pixels (uint8 [h, w, 3], sides are multiples of ``multiple``). Frames are named
     vid0.0, vid0.1, ...
     """
-    picture_budget = PixelBudget(dialogue.input.min_pixels, dialogue.input.max_pixels)
-    frame_budget = PixelBudget(dialogue.frame.min_pixels, dialogue.frame.max_pixels)
+    picture_budget, frame_budget = PixelBudget.of(dialogue.input), PixelBudget.of(dialogue.frame)
     images, views = [], []
 
     def add(name: str, picture: np.ndarray, budget: PixelBudget, **source: object) -> None:

@@ -73,10 +73,12 @@ def segment(
     mean = np.zeros((SIDE // 2, SIDE // 2), np.float32)
     for share, (mask, own) in zip(shares, maps, strict=True):
         mean += np.float32(share) * placed(mask, own, place)
-    score = float(np.clip(CALIBRATION[0] + signs @ CALIBRATION[1:], 0.0, 0.95))
-    return Segment(
-        _outline(picture, place, mean + np.float32(0.5 - level), point), round(score, 3), "mobilenet"
-    )
+    outline = _outline(picture, place, mean + np.float32(0.5 - level), point)
+    return Segment(outline, _score(CALIBRATION, signs), "mobilenet")
+
+
+def _score(calibration: tuple[float, float, float], signs: np.ndarray) -> float:
+    return round(float(np.clip(calibration[0] + signs @ calibration[1:], 0.0, 0.95)), 3)
 
 
 def describe(
@@ -131,7 +133,11 @@ def describe(
 
 
 def weights_of(values: np.ndarray) -> np.ndarray:
-    shares = np.exp((values - values.max()) / TEMPERATURE)
+    return softmax(values, TEMPERATURE)
+
+
+def softmax(values: np.ndarray, temperature: float) -> np.ndarray:
+    shares = np.exp((values - values.max()) / temperature)
     return shares / shares.sum()
 
 
@@ -163,14 +169,14 @@ def _overlap(masks: np.ndarray, others: np.ndarray) -> np.ndarray:
 def _by_box(picture: np.ndarray, box: Edges, seed: int) -> Segment:
     region = around(box, (picture.shape[0], picture.shape[1]), BOX_MARGIN)
     mean, level, signs = cut_box(picture, box, region, seed)
-    score = round(float(np.clip(BOX_CALIBRATION[0] + signs @ BOX_CALIBRATION[1:], 0.0, 0.95)), 3)
     left, top, right, bottom = region
     small = cv2.resize(picture[top:bottom, left:right], mean.shape[::-1], interpolation=cv2.INTER_AREA)
     if grabcut.contrast(mean > level, cv2.cvtColor(small, cv2.COLOR_RGB2LAB)) < MIN_BOX_CONTRAST:
         raise OperationError(
             "no object in the box differs from its surroundings: give another box", code="nothing_found"
         )
-    return Segment(_outline(picture, region, mean + np.float32(0.5 - level), None), score, "mobilenet")
+    mask = _outline(picture, region, mean + np.float32(0.5 - level), None)
+    return Segment(mask, _score(BOX_CALIBRATION, signs), "mobilenet")
 
 
 def cut_box(
@@ -185,8 +191,7 @@ def cut_box(
     height, width = small.shape[:2]
     looks = [candidates(picture, region, None, box, mirrored) for mirrored in (False, True)]
     masks, scores = (np.concatenate(parts) for parts in zip(*looks, strict=True))
-    shares = np.exp((scores - scores.max()) / BOX_TEMPERATURE)
-    shares /= shares.sum()
+    shares = softmax(scores, BOX_TEMPERATURE)
     network = cv2.resize(np.tensordot(shares, masks, 1), (width, height), interpolation=cv2.INTER_LINEAR)
     allowed = np.zeros((height, width), bool)
     x0, y0, x1, y1 = grabcut.box_in(small, region, box)

@@ -239,8 +239,8 @@ class Engine:
         height, width = image.shape[:2]
         hints = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_LINEAR)
         tiles = []
-        for _, _, y0, y1 in _tiles(height, TILE):
-            for _, _, x0, x1 in _tiles(width, TILE):
+        for y0, y1 in _tiles(height):
+            for x0, x1 in _tiles(width):
                 part = detail[y0:y1, x0:x1]
                 x, y, w, h = cv2.boundingRect(part.view(np.uint8))
                 if w and h:
@@ -334,13 +334,9 @@ def _resized(picture: np.ndarray, scale: float) -> np.ndarray:
     return picture if size == (width, height) else cv2.resize(picture, size, interpolation=kind)
 
 
-def _tiles(length: int, tile: int) -> list[tuple[int, int, int, int]]:
-    """Overlapping intervals of a side: (start, end, core start, core end)."""
-    if length <= tile + 2 * OVERLAP:
-        return [(0, length, 0, length)]
-    count = math.ceil(length / tile)
-    edges = [round(i * length / count) for i in range(count + 1)]
-    return [(max(0, a - OVERLAP), min(length, b + OVERLAP), a, b) for a, b in itertools.pairwise(edges)]
+def _tiles(length: int) -> list[tuple[int, int]]:
+    count = 1 if length <= TILE + 2 * OVERLAP else math.ceil(length / TILE)
+    return list(itertools.pairwise(round(i * length / count) for i in range(count + 1)))
 
 
 def _covered(quad: np.ndarray, others: list[np.ndarray]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from pixelis.config import ToolboxConfig
+from pixelis.config import DialogueConfig, ToolboxConfig
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations import geometry
 from pixelis.operations.draw import annotate
@@ -88,6 +89,11 @@ class Target:
         height, width = self.picture.shape[:2]
         return left / width, top / height, right / width, bottom / height
 
+    def record(self, key: str, **values: Any) -> dict[str, Any]:
+        """An object found here, as in ``data["objects"]``; its id is a hash of ``key``."""
+        id = hashlib.sha256(key.encode()).hexdigest()[:8]
+        return {"id": id, "kind": "object", "root": self.root, "frame": self.frame, **values}
+
     def to_root(self, box: Box) -> Box:
         """Convert a box of the target to a box of the whole picture or frame."""
         return geometry.compose(self.box, box)
@@ -116,9 +122,22 @@ class Scene:
     settings: ToolboxConfig = field(default_factory=ToolboxConfig)
     seed: int = 0
 
+    @classmethod
+    def of(
+        cls,
+        dialogue: DialogueConfig,
+        settings: ToolboxConfig,
+        multiple: int,
+        kind: str,
+        media: Mapping[str, np.ndarray | Clip],
+        images: Sequence[ImageView],
+        objects: Mapping[str, dict[str, Any]],
+    ) -> Scene:
+        budgets = PixelBudget.of(dialogue.crop), PixelBudget.of(dialogue.frame)
+        return cls(media, images, objects, *budgets, multiple, kind, settings)
+
     @cached_property
     def scale(self) -> Scale:
-        """The scale of coordinates in ``Result.text``."""
         return Scale.of(self.kind, self.images)  # type: ignore[arg-type]
 
     def target(self, name: str) -> Target:

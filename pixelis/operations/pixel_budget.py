@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from pixelis.config.dialogue import PixelRangeConfig
 from pixelis.errors import BadInput
 
 MAX_ASPECT = 200
@@ -30,6 +31,10 @@ class PixelBudget:
             raise BadInput(
                 f"pixel budget {self.min_pixels}..{self.max_pixels}: needs 0 < min_pixels <= max_pixels"
             )
+
+    @classmethod
+    def of(cls, settings: PixelRangeConfig) -> PixelBudget:
+        return cls(settings.min_pixels, settings.max_pixels)
 
 
 def fitted_size(height: int, width: int, budget: PixelBudget, multiple: int) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -100,17 +99,8 @@ def describe(segment: Segment, target: Target) -> dict[str, Any]:
     """The record of an object, 0..1 of the whole picture or frame; its id hashes media and mask."""
     code = segment.mask.encode()
     key = f"{target.root}:{target.frame}:{code['size']}:{code['counts']}"
-    return {
-        "id": hashlib.sha256(key.encode()).hexdigest()[:8],
-        "kind": "object",
-        "root": target.root,
-        "frame": target.frame,
-        "box": list(segment.mask.box),
-        "area": segment.mask.area,
-        "score": segment.score,
-        "method": segment.method,
-        "mask": code,
-    }
+    found = {"area": segment.mask.area, "score": segment.score, "method": segment.method, "mask": code}
+    return target.record(key, box=list(segment.mask.box), **found)
 
 
 def percent(share: float) -> str:

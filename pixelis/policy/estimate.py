@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict, get_args
 
 import torch
 
@@ -139,18 +140,22 @@ def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: co
     return parts
 
 
-# -- checks --------------------------------------------------------------------------------------------------
+# Checks
+
+
+Level = Literal["ok", "note", "error"]
 
 
 @dataclass(frozen=True)
 class Finding:
     """A line of the table. error: the run cannot work as configured; note: perhaps not as intended."""
 
-    level: Literal["ok", "note", "error"]
+    level: Level
     subject: str
     text: str
 
 
+_ok, _note, _error = (functools.partial(Finding, level) for level in get_args(Level))
 Job = Literal["rft", "sft", "serve", "evaluate"]
 """Jobs with a model; ttrl is checked as rft."""
 
@@ -179,7 +184,7 @@ def check(
     try:
         arch = Architecture(config.policy, learner_dtype(config.policy, config.learner.gpus > 0))
     except MissingFile as error:
-        return [*findings, Finding("note", "model", f"{error.message}: lengths and memory are not checked")]
+        return [*findings, _note("model", f"{error.message}: lengths and memory are not checked")]
     if gpu_bytes is None and config.cluster.nodes.gpu_gib is not None:
         gpu_bytes = int(config.cluster.nodes.gpu_gib * GIB)
     elif gpu_bytes is None:
@@ -190,7 +195,7 @@ def check(
         for count in (arch.parameters, arch.vision_parameters)
     )
     text = f"{arch.model_type}, {total} parameters, {vision} of them in the vision tower"
-    findings.append(Finding("ok", "model", text))
+    findings.append(_ok("model", text))
     if not config.policy.full:
         findings.append(_adapters(config, arch, job))
     findings += _context(config, arch, prompts, job)
@@ -211,24 +216,24 @@ def _settings(c: config.Config, job: str) -> Iterator[Finding]:
     shares = c.learner.shares(c.learner.workers)
     if job == "sft":
         text = f"{c.sft.batch} demonstrations over {shares} learners: {c.sft.batch // shares} each"
-        yield Finding("ok", "batch", text)
+        yield _ok("batch", text)
     if job == "rft":
         prompts, minibatches, loss = c.rft.prompts_per_step, c.rft.minibatches, c.rft.loss
         share = prompts * c.rft.group_size // shares
         text = f"{prompts} questions x {c.rft.group_size} rollouts over {shares} learners: {share} each"
-        yield Finding("ok", "batch", text)
+        yield _ok("batch", text)
         if minibatches > share:
             text = f"rft.minibatches {minibatches} is above the {share} rollouts of a learner"
-            yield Finding("error", "batch", text)
+            yield _error("batch", text)
         if c.engine.quantization != "none" and (loss.importance, loss.proximal) == ("none", "learner"):
             text = f"rollouts come from {c.engine.quantization} weights: set rft.loss.importance=truncate"
-            yield Finding("error", "batch", text)
+            yield _error("batch", text)
         if c.rft.sampling.temperature <= 0:
             text = "rft.sampling.temperature 0 has no distribution to learn from"
-            yield Finding("error", "sampling", text)
+            yield _error("sampling", text)
         if c.rft.sampling.top_p < 1:
             text = "the learner scores also tokens that rft.sampling.top_p excludes: importance weights are below 1"
-            yield Finding("note", "sampling", text)
+            yield _note("sampling", text)
     if c.learner.deepspeed and job != "evaluate":
         bfloat16 = c.policy.full and learner_dtype(c.policy, c.learner.gpus > 0) == torch.bfloat16
         merged, default = (
@@ -238,7 +243,7 @@ def _settings(c: config.Config, job: str) -> Iterator[Finding]:
         if int(merged) != default:
             file = Path(c.learner.deepspeed).name
             text = f"learner.zero_stage is {default}, but learner.deepspeed {file}: {merged}"
-            yield Finding("error", "deepspeed", text)
+            yield _error("deepspeed", text)
 
 
 def _adapters(c: config.Config, arch: Architecture, job: str) -> Finding:
@@ -247,16 +252,14 @@ def _adapters(c: config.Config, arch: Architecture, job: str) -> Finding:
     for name, rank in ranks.items():
         if rank > min(shapes[name]):
             key = "policy.lora.ranks" if lora.ranks else "policy.lora.rank"
-            return Finding(
-                "error", "adapters", f"{key} {rank} is above a side of {name}, {min(shapes[name])}"
-            )
+            return _error("adapters", f"{key} {rank} is above a side of {name}, {min(shapes[name])}")
     smallest, largest = min(ranks.values()), max(ranks.values())
     text = f"rank {smallest}" if smallest == largest else f"ranks {smallest} to {largest}"
     text += f" on {len(ranks)} layers, {format_bytes(adapter_bytes(shapes, ranks))} a version"
     if job != "sft" and c.engine.name == "vllm":
         merged = merges(c.policy, c.engine)
         text += f", {'merged' if merged else f'served by vLLM as rank {served_rank(largest)}'}"
-    return Finding("ok", "adapters", text)
+    return _ok("adapters", text)
 
 
 def _context(c: config.Config, arch: Architecture, prompts: Sequence[Prompt], job: str) -> Iterator[Finding]:
@@ -266,13 +269,13 @@ def _context(c: config.Config, arch: Architecture, prompts: Sequence[Prompt], jo
     text = (
         f"a full view takes {full} tokens, a crop {crop}, a clip's first look {d.frames} x {frame} = {clip}"
     )
-    yield Finding("ok", "pictures", text)
+    yield _ok("pictures", text)
     if d.frames > d.max_images:
         text = f"dialogue.frames {d.frames} is above dialogue.max_images {d.max_images}"
-        yield Finding("error", "context", text)
+        yield _error("context", text)
     if d.max_context > (positions := arch.text.max_position_embeddings):
         text = f"dialogue.max_context {d.max_context} is above the {positions} positions of policy.model"
-        yield Finding("error", "context", text)
+        yield _error("context", text)
     single: Prompt = {"text": 0, "images": 1, "clips": 0}
     longest = max(prompts, key=lambda p: p["text"] + p["images"] * view + p["clips"] * clip, default=single)
     words, images = longest["text"], longest["images"] * view + longest["clips"] * clip
@@ -283,15 +286,15 @@ def _context(c: config.Config, arch: Architecture, prompts: Sequence[Prompt], jo
                 f"{part} ({tokens} tokens), its text ({words}) and one turn ({d.max_turn_tokens}) do not fit "
             )
             text += f"dialogue.max_context {d.max_context}: lower {keys}"
-            yield Finding("error", "context", text)
+            yield _error("context", text)
     turns = d.max_turns if job != "sft" else 1
     episode = words + images + turns * d.max_turn_tokens + (turns - 1) * (crop + 2)
     text = f"longest prompt {words + images} ({f'text {words}' if prompts else 'text unknown'})"
     text += f", with {turns} full turns and crops {episode} of dialogue.max_context {d.max_context}"
     if episode > d.max_context:
-        yield Finding("note", "context", f"{text}: an episode that uses it all ends as over_context")
+        yield _note("context", f"{text}: an episode that uses it all ends as over_context")
     else:
-        yield Finding("ok", "context", text)
+        yield _ok("context", text)
 
 
 def _training(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> Iterator[Finding]:
@@ -301,14 +304,14 @@ def _training(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) ->
     resident = sum(device.get(part, 0) for part in RESIDENT)
     yield _fits("learner", device, resident, c.learner.gpus, gpu_bytes)
     if host:
-        yield Finding("ok", "learner's host", f"{_format_parts(host)} for each learner")
+        yield _ok("learner's host", f"{_format_parts(host)} for each learner")
     if job == "rft" and c.engine.colocate and c.engine.name == "vllm":
         share, left = c.engine.gpu_memory_utilization, max(0.0, 1 - resident / gpu_bytes)
         text = f"engine.gpu_memory_utilization {share:g} beside {format_bytes(resident)} of the learner"
         if share > left:
-            yield Finding("error", "colocate", f"{text}: does not fit, lower it to {left:.2f}")
+            yield _error("colocate", f"{text}: does not fit, lower it to {left:.2f}")
         else:
-            yield Finding("ok", "colocate", text)
+            yield _ok("colocate", text)
     version = storage.version_bytes(c, arch)
     if job == "rft":
         parts, room = storage.parts(c, version, job), c.cluster.object_store_bytes
@@ -320,9 +323,9 @@ def _training(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) ->
     free = shutil.disk_usage(next(path for path in (run_dir, *run_dir.parents) if path.is_dir())).free
     text = f"at most {_format_parts(parts)} in run.dir"
     if sum(parts.values()) > free:
-        yield Finding("note", "disk", f"{text}, which has {format_bytes(free)} free on this machine")
+        yield _note("disk", f"{text}, which has {format_bytes(free)} free on this machine")
     else:
-        yield Finding("ok", "disk", text)
+        yield _ok("disk", text)
 
 
 def _generator(c: config.Config, arch: Architecture, gpu_bytes: int) -> Iterator[Finding]:
@@ -331,13 +334,13 @@ def _generator(c: config.Config, arch: Architecture, gpu_bytes: int) -> Iterator
         arch = Architecture(c.policy, dtype)
     if (heads := int(arch.text.num_attention_heads)) % engine.tensor_parallel:
         text = f"engine.tensor_parallel {engine.tensor_parallel} does not divide the {heads} heads"
-        yield Finding("error", "engine", f"{text} of policy.model")
+        yield _error("engine", f"{text} of policy.model")
     parts = generator_memory(arch, c.policy, engine)
     shards = min(engine.tensor_parallel, int(arch.text.num_key_value_heads))
     episode = arch.kv_token_bytes * c.dialogue.max_context // shards
     text = f"{_format_parts(parts)}; keys and values of an episode {format_bytes(episode)}"
     if not engine.gpus:
-        yield Finding("ok", "generator", text)
+        yield _ok("generator", text)
         return
     reserved = int(min(1.0, engine.gpus / engine.tensor_parallel) * gpu_bytes)
     usable = int((engine.gpu_memory_utilization if engine.name == "vllm" else 1.0) * reserved)
@@ -345,27 +348,27 @@ def _generator(c: config.Config, arch: Architecture, gpu_bytes: int) -> Iterator
     text += f", {episodes} fit the rest of {format_bytes(reserved)} at once"
     if not episodes:
         text += ": raise engine.tensor_parallel or lower dialogue.max_context"
-        yield Finding("error", "generator", text)
+        yield _error("generator", text)
     elif episodes < engine.max_num_seqs:
         effect = "others wait" if engine.name == "vllm" else "longer ones together run out of memory"
-        yield Finding("note", "generator", f"{text}, engine.max_num_seqs is {engine.max_num_seqs}: {effect}")
+        yield _note("generator", f"{text}, engine.max_num_seqs is {engine.max_num_seqs}: {effect}")
     else:
-        yield Finding("ok", "generator", text)
+        yield _ok("generator", text)
 
 
 def _fits(subject: str, parts: Mapping[str, int], fixed: int, gpus: float, gpu_bytes: int) -> Finding:
     """An error if `fixed` bytes exceed the reserved GPU memory; a note if all parts do."""
     if not gpus:
-        return Finding("ok", subject, f"{_format_parts(parts)} in the memory of its machine")
+        return _ok(subject, f"{_format_parts(parts)} in the memory of its machine")
     available = int(gpu_bytes * min(1.0, gpus))
     text, keys = f"{_format_parts(parts)} of {format_bytes(available)}", "engine.gpus"
     if subject == "learner":
         keys = "learner.zero_stage, policy.gradient_checkpointing, learner.rows, learner.deepspeed (offload)"
     if fixed > available:
-        return Finding("error", subject, f"{text}: does not fit, see {keys}")
+        return _error(subject, f"{text}: does not fit, see {keys}")
     if sum(parts.values()) > TIGHT * available:
-        return Finding("note", subject, f"{text}: tight, see {keys}")
-    return Finding("ok", subject, text)
+        return _note(subject, f"{text}: tight, see {keys}")
+    return _ok(subject, text)
 
 
 def _format_parts(parts: Mapping[str, int]) -> str:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from pixelis.families.family import ModelSpec
     from pixelis.policy.packing import PackedBatch
 
+Tokens = Float[Tensor, " tokens"]
+Logits = Float[Tensor, "tokens vocab"]
+Vocabulary = Float[Tensor, " vocab"]
+
 CHUNK_VALUES = 2**24
 """Logits in memory at once. A trainable LM head recomputes further chunks in the backward pass."""
 CACHED_VALUES = 2**20
@@ -43,9 +47,7 @@ class ReferenceStates:
         return ReferenceStates(self.hidden.to(device), self.head)
 
 
-def banned_mask(
-    banned: tuple[int, ...], vocab: int, device: torch.device | str | None = None
-) -> Float[Tensor, " vocab"]:
+def banned_mask(banned: tuple[int, ...], vocab: int, device: torch.device | str | None = None) -> Vocabulary:
     """Mask to add to logits: -inf for tokens that must never be sampled."""
     mask = torch.zeros(vocab, device=device)
     mask[list(banned)] = float("-inf")
@@ -57,14 +59,14 @@ def token_log_probs(
     spec: ModelSpec,
     batch: PackedBatch,
     features: Features | None,
-    banned: Float[Tensor, " vocab"],
+    banned: Vocabulary,
     temperature: float = 1.0,
     chunk_values: int = CHUNK_VALUES,
     smoothing: float = 0.0,
     sequence: SequenceGroup | None = None,
     observe: Callable[[Tensor], None] | None = None,
     reference: ReferenceStates | None = None,
-) -> tuple[Float[Tensor, " tokens"], ...]:
+) -> tuple[Tokens, ...]:
     """Log-probabilities and entropies (without gradient) of a packed batch's policy tokens, float32.
 
     smoothing: share of each log-probability replaced by the mean over the allowed tokens (arXiv 1512.00567);
@@ -103,12 +105,12 @@ def project(
     lm_head: nn.Module,
     hidden: Float[Tensor, "tokens width"],
     targets: Int[Tensor, " tokens"],
-    banned: Float[Tensor, " vocab"],
+    banned: Vocabulary,
     temperature: float = 1.0,
     chunk_values: int = CHUNK_VALUES,
     smoothing: float = 0.0,
     reference: ReferenceStates | None = None,
-) -> tuple[Float[Tensor, " tokens"], ...]:
+) -> tuple[Tokens, ...]:
     """Log-probabilities of `targets`, entropies and, with a reference, KL divergences. Calls `lm_head` once."""
     limit = max(1, chunk_values // len(banned))
     size = min(limit, max(64, CACHED_VALUES // len(banned))) if hidden.device.type == "cpu" else limit
@@ -179,13 +181,13 @@ def _inside(modules: list[nn.Module], function: Callable[..., Any], *inputs: Ten
 
 
 def _score(
-    logits: Float[Tensor, "tokens vocab"],
+    logits: Logits,
     targets: Int[Tensor, " tokens"],
-    banned: Float[Tensor, " vocab"],
+    banned: Vocabulary,
     temperature: float,
     smoothing: float,
     with_gradients: bool,
-) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"], Float[Tensor, "tokens vocab"] | None]:
+) -> tuple[Tokens, Tokens, Logits | None]:
     """Log-probabilities, entropies and d log-probability / d logits from one softmax, in place of the logits."""
     scaled = logits.float()
     if temperature != 1:
@@ -212,12 +214,12 @@ def _score(
 
 
 def _divergence(
-    logits: Float[Tensor, "tokens vocab"],
-    reference: Float[Tensor, "tokens vocab"],
-    banned: Float[Tensor, " vocab"],
+    logits: Logits,
+    reference: Logits,
+    banned: Vocabulary,
     temperature: float,
     with_gradients: bool,
-) -> tuple[Float[Tensor, " tokens"], Float[Tensor, "tokens vocab"] | None]:
+) -> tuple[Tokens, Logits | None]:
     """KL(policy || reference) = sum p (log p - log q); its gradient by the logits is p (log p - log q - KL) / T."""
     # Finite for banned tokens, as in `_score`; their differences are 0.
     log_p, log_q = (

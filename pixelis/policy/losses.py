@@ -22,6 +22,8 @@ from pixelis.errors import BadConfig
 if TYPE_CHECKING:
     from pixelis import config
 
+Tokens = Float[Tensor, " tokens"]
+
 SAPO_POSITIVE, SAPO_NEGATIVE = 1.0, 1.05
 """Temperatures of SAPO's soft gate by the sign of the advantage, as in the paper."""
 MAX_LOG_RATIO = 20.0
@@ -46,12 +48,12 @@ class Spans:
     sequence: Int[Tensor, " tokens"]
     policy_tokens: Int[Tensor, " samples"]
 
-    def sum(self, values: Float[Tensor, " tokens"]) -> Float[Tensor, " samples"]:
+    def sum(self, values: Tokens) -> Float[Tensor, " samples"]:
         """Sum over each sequence."""
         zeros = torch.zeros(len(self.policy_tokens), dtype=values.dtype, device=values.device)
         return zeros.index_add(0, self.sequence, values)
 
-    def mean(self, values: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
+    def mean(self, values: Tokens) -> Tokens:
         """Mean over each sequence, repeated for its tokens."""
         return (self.sum(values) / self.policy_tokens.clamp(min=1))[self.sequence]
 
@@ -62,7 +64,7 @@ def token_weights(
     aggregate: Literal["token", "sequence", "constant"],
     totals: Totals,
     constant_tokens: int = 0,
-) -> Float[Tensor, " tokens"]:
+) -> Tokens:
     """Weight of each policy token in the loss.
 
     `token`: 1 / tokens of the batch (DAPO, arXiv 2503.14476). `sequence`: 1 / (sequences of the batch *
@@ -80,22 +82,22 @@ def token_weights(
     return 1.0 / (totals.sequences * policy_tokens[sequence].float())
 
 
-def sft_loss(new: Float[Tensor, " tokens"], weights: Float[Tensor, " tokens"]) -> Float[Tensor, ""]:
+def sft_loss(new: Tokens, weights: Tokens) -> Float[Tensor, ""]:
     """Weighted negative log-likelihood of the demonstrated tokens."""
     return -(weights * new).sum()
 
 
 def policy_loss(
-    new: Float[Tensor, " tokens"],
-    behaviour: Float[Tensor, " tokens"],
-    advantages: Float[Tensor, " tokens"],
-    weights: Float[Tensor, " tokens"],
+    new: Tokens,
+    behaviour: Tokens,
+    advantages: Tokens,
+    weights: Tokens,
     settings: config.LossConfig,
     *,
-    old: Float[Tensor, " tokens"] | None = None,
-    reference: Float[Tensor, " tokens"] | None = None,
-    divergence: Float[Tensor, " tokens"] | None = None,
-    entropy: Float[Tensor, " tokens"] | None = None,
+    old: Tokens | None = None,
+    reference: Tokens | None = None,
+    divergence: Tokens | None = None,
+    entropy: Tokens | None = None,
     spans: Spans | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Policy gradient with importance weights, a KL term and an entropy bonus; returns (loss, metrics).
@@ -151,11 +153,11 @@ def metric_names(settings: config.LossConfig, with_reference: bool) -> list[str]
 
 
 def policy_ratio(
-    new: Float[Tensor, " tokens"],
-    old: Float[Tensor, " tokens"],
+    new: Tokens,
+    old: Tokens,
     settings: config.LossConfig,
     spans: Spans | None,
-) -> Float[Tensor, " tokens"]:
+) -> Tokens:
     """pi_new / pi_old of each token, with gradient.
 
     `sequence`: the geometric mean over the sequence (GSPO, arXiv 2507.18071). `sequence_token`: the same
@@ -172,11 +174,11 @@ def policy_ratio(
 
 
 def importance_weights(
-    old: Float[Tensor, " tokens"],
-    behaviour: Float[Tensor, " tokens"],
+    old: Tokens,
+    behaviour: Tokens,
     settings: config.LossConfig,
     spans: Spans | None,
-) -> tuple[Float[Tensor, " tokens"], dict[str, Tensor]]:
+) -> tuple[Tokens, dict[str, Tensor]]:
     """Corrections for the difference between behaviour policy and learner, without gradient; and metrics.
 
     pi_old / pi_behaviour of the token, or the product or geometric mean of it over its sequence. A value
@@ -203,8 +205,7 @@ def importance_weights(
     return importance.clamp(settings.importance_floor, settings.importance_cap), sums
 
 
-Tokens = Float[Tensor, " tokens"]
-Gain = tuple[Float[Tensor, " tokens"], dict[str, Tensor]]
+Gain = tuple[Tokens, dict[str, Tensor]]
 """Objective to maximise of each token, with gradient, and metrics summed over the tokens."""
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,24 +58,13 @@ class PackedBatch:
     image_rows: Int[Tensor, " image_tokens"]
 
     def to(self, device: torch.device | str) -> PackedBatch:
-        names = (
-            "tokens",
-            "positions",
-            "mask",
-            "targets",
-            "previous",
-            "behaviour",
-            "weights",
-            "sequence",
-            "advantages",
-        )
-        moved = {
-            n: getattr(self, n).to(device, non_blocking=True) for n in (*names, "policy_tokens", "image_rows")
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {
+            name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()
         }
-        segments = Segments(
-            [b.to(device, non_blocking=True) for b in self.segments.buckets], self.segments.inverse.to(device)
-        )
-        return PackedBatch(**moved, segments=segments, views=self.views, digests=self.digests)
+        buckets = [bucket.to(device, non_blocking=True) for bucket in self.segments.buckets]
+        return replace(self, **moved, segments=Segments(buckets, self.segments.inverse.to(device)))
 
 
 def pack(lengths: Sequence[int], capacity: int, prompts: Sequence[Prompt] | None = None) -> list[list[int]]:

@@ -106,7 +106,7 @@ class StoredTensors(Mapping[str, np.ndarray]):
         return len(self._pieces)
 
 
-# -- in memory -----------------------------------------------------------------------------------------------
+# In memory
 
 ALIGNMENT = 64
 """Bytes at whose multiples a tensor starts."""
@@ -114,7 +114,7 @@ Entry = tuple[str, str, tuple[int, ...]]
 """Name, numpy dtype and shape of a tensor."""
 
 
-class FlatTensors(Mapping[str, np.ndarray]):
+class FlatTensors(dict[str, np.ndarray]):
     """Tensors as views of `data`, uint8, in the order of `layout`: one object to send."""
 
     def __init__(self, layout: Sequence[Entry], data: np.ndarray | None = None):
@@ -125,10 +125,10 @@ class FlatTensors(Mapping[str, np.ndarray]):
             starts.append(end)
             end += math.ceil(size / ALIGNMENT) * ALIGNMENT
         self.data = np.empty(end, np.uint8) if data is None else data
-        self._views = {
-            name: self.data[start : start + size].view(dtype).reshape(shape)
+        super().__init__(
+            (name, self.data[start : start + size].view(dtype).reshape(shape))
             for (name, dtype, shape), start, size in zip(self.layout, starts, sizes, strict=True)
-        }
+        )
 
     @classmethod
     def of(cls, tensors: Mapping[str, np.ndarray]) -> FlatTensors:
@@ -139,15 +139,6 @@ class FlatTensors(Mapping[str, np.ndarray]):
         for name, values in tensors.items():
             flat[name][...] = values
         return flat
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._views[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._views)
-
-    def __len__(self) -> int:
-        return len(self._views)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FlatTensors, (self.layout, self.data)  # one object; views would each be copied

@@ -54,6 +54,15 @@ class Step(Record):
         fields = {key: value for key, value in values.items() if key in cls.model_fields}
         return {**fields, "arguments": flat} if flat else fields
 
+    def calls(self, target: str) -> list[Action]:
+        """The calls of the turn, about ``target`` where it names none."""
+        first = Action(op=self.op or "", target=self.target or target, arguments=self.arguments)
+        return [first, *self.further]
+
+    @property
+    def succeeded(self) -> bool:
+        return self.observation is not None and self.observation.status == "ok"
+
     @model_validator(mode="after")
     def _op_or_answer(self) -> Step:
         unreadable = self.verbatim is not None and not self.learn and self.op is None
@@ -95,7 +104,6 @@ class Demonstration(Question):
 
     @property
     def steps(self) -> list[Step]:
-        """The turns that call an operation."""
         return [turn for turn in self.turns if turn.op is not None]
 
     @property

@@ -178,6 +178,11 @@ class Question(Record):
     annotations: Annotations | None = None
     _origin: tuple[str, str] | None = PrivateAttr(None)
 
+    @classmethod
+    def of(cls, question: Question, /, **fields: Any) -> Self:
+        """A record of this kind with the fields of a question, and ``fields`` over them."""
+        return cls(**{name: getattr(question, name) for name in Question.model_fields} | fields)
+
     @property
     def origin(self) -> tuple[str, str] | None:
         """The file and row that the question was read from, for messages; not a part of its JSON."""

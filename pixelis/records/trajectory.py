@@ -157,8 +157,12 @@ class Trajectory(Record):
         return sum(o.status == "ok" for o in self.observations)
 
     @property
+    def replies(self) -> list[Turn]:
+        return [turn for turn in self.turns if turn.is_policy]
+
+    @property
     def policy_turns(self) -> int:
-        return sum(t.is_policy for t in self.turns)
+        return len(self.replies)
 
     @property
     def tokens(self) -> int:
@@ -166,8 +170,7 @@ class Trajectory(Record):
 
     @property
     def learnt_tokens(self) -> int:
-        """Number of tokens of policy turns with ``learn``."""
-        return sum(len(turn.tokens) for turn in self.turns if turn.is_policy and turn.learn)
+        return sum(len(turn.tokens) for turn in self.replies if turn.learn)
 
     def token_ids(self) -> list[int]:
         """All token ids in order, image pads expanded."""

@@ -44,7 +44,7 @@ def coherence(
     Findings: adjacent calls and thoughts; with ``states``, the mean cosine of adjacent ones; segmenting a
     place again; properties or tracks of an object neither segmented nor given as a region.
     """
-    turns = [turn for turn in trajectory.turns if turn.is_policy]
+    turns = trajectory.replies
     findings: list[float] = []
     counts: Counter[str] = Counter()
 

@@ -40,6 +40,7 @@ SCALE = 0.05
 """Weight 0.1 of the intrinsic reward times weight 0.5 (eta) of the prediction error."""
 
 States = Sequence[Sequence[float]]
+Transitions = Float[Tensor, "transitions state"]
 
 
 class Dynamics(nn.Module):
@@ -132,27 +133,24 @@ class Dynamics(nn.Module):
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         self.updates = int(tensors["updates"])
 
-    def _predict(
-        self, before: Float[Tensor, "transitions state"], actions: Float[Tensor, "transitions action"]
-    ) -> Float[Tensor, "transitions state"]:
+    def _predict(self, before: Transitions, actions: Float[Tensor, "transitions action"]) -> Transitions:
         return self.forward_model(torch.cat([self.encoder(before), actions], dim=-1))
 
     def _transitions(
         self, batch: Sequence[tuple[Trajectory, States]]
     ) -> tuple[
-        Float[Tensor, "transitions state"],
+        Transitions,
         Float[Tensor, "transitions action"],
-        Float[Tensor, "transitions state"],
+        Transitions,
     ]:
         before: list[Sequence[float]] = []
         after: list[Sequence[float]] = []
         actions: list[list[float]] = []
         for trajectory, states in batch:
             check_states(trajectory, states, self.size)
-            turns = [turn for turn in trajectory.turns if turn.is_policy]
             before += states[:-1]
             after += states[1:]
-            actions += [encode_action(turn.action, trajectory.answer) for turn in turns]
+            actions += [encode_action(turn.action, trajectory.answer) for turn in trajectory.replies]
         shape = (len(before), self.size)
         return (
             torch.tensor(before, dtype=torch.float32).reshape(shape),

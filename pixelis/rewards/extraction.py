@@ -90,4 +90,4 @@ def _body(trajectory: Trajectory) -> str | None:
 
 
 def _last_text(trajectory: Trajectory) -> str:
-    return next((turn.text for turn in reversed(trajectory.turns) if turn.is_policy), "")
+    return trajectory.replies[-1].text if trajectory.replies else ""

@@ -17,7 +17,7 @@ _TAGS = re.compile(r"</?(?:think|tool_call|grounding|answer)>")
 
 
 def completion(trajectory: Trajectory) -> str:
-    return "".join(turn.text for turn in trajectory.turns if turn.is_policy)
+    return "".join(turn.text for turn in trajectory.replies)
 
 
 def dialect(trajectory: Trajectory) -> float:
@@ -25,7 +25,7 @@ def dialect(trajectory: Trajectory) -> float:
     if trajectory.dialect not in DIALECTS:
         raise DataFailure(f"no dialect {trajectory.dialect}", code="unknown_dialect")
     parser = DIALECTS[trajectory.dialect]
-    turns = [turn for turn in trajectory.turns if turn.is_policy]
+    turns = trajectory.replies
     valid = all(
         turn.error is None and parser.well_formed(turn.text, max(len(turn.actions), 1)) for turn in turns
     )
@@ -55,7 +55,7 @@ def caption(trajectory: Trajectory) -> float:
 
 def turns(trajectory: Trajectory) -> float:
     """1.0 when the last turn is one thought and an answer, each earlier one a thought and one call (Mini-o3)."""
-    texts = [turn.text for turn in trajectory.turns if turn.is_policy]
+    texts = [turn.text for turn in trajectory.replies]
     if not texts:
         return 0.0
     matches = [*(_CALL_TURN.fullmatch(text) for text in texts[:-1]), _LAST_TURN.fullmatch(texts[-1])]
@@ -74,10 +74,8 @@ def balanced(trajectory: Trajectory) -> float:
     """0.0 when think tags, and answer tags after the last thought, are balanced, else -1.0 (DeepEyes)."""
     text = completion(trajectory)
     rest = text.rpartition("</think>")[2]
-    valid = text.count("<think>") == text.count("</think>") and rest.count("<answer>") == rest.count(
-        "</answer>"
-    )
-    return 0.0 if valid else -1.0
+    pairs = (text, "think"), (rest, "answer")
+    return 0.0 if all(part.count(f"<{tag}>") == part.count(f"</{tag}>") for part, tag in pairs) else -1.0
 
 
 def boxed_once(trajectory: Trajectory) -> float:

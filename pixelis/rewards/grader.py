@@ -155,7 +155,7 @@ class Grader:
     def _metrics(self) -> dict[str, float]:
         return {**self.normaliser.metrics(), **self.curriculum.metrics(), **self.services.metrics()}
 
-    # -- state for checkpoints -------------------------------------------------------------------------------
+    # State for checkpoints
 
     def state(self) -> bytes:
         """The state as a safetensors file, without the groups scored since the last ``advance``."""

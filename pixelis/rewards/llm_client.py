@@ -14,8 +14,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from pixelis.config.llm import LlmConfig
 from pixelis.errors import BadConfig, DataFailure
 
 log = logging.getLogger(__name__)
@@ -30,23 +31,6 @@ MISCONFIGURED = (401, 403, 404)
 MAX_WAIT_S = 60.0
 
 
-class LlmSettings(Protocol):
-    """Keys that every configuration section of a language-model service has."""
-
-    @property
-    def url(self) -> str | None: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def api_key_env(self) -> str: ...
-    @property
-    def tries(self) -> int: ...
-    @property
-    def timeout_s(self) -> float: ...
-    @property
-    def total_timeout_s(self) -> float: ...
-
-
 class LlmClient:
     """Requests replies; thread-safe. ``counts``: ``asked``, ``cached``, and failed tries by code.
 
@@ -56,7 +40,7 @@ class LlmClient:
 
     def __init__(
         self,
-        settings: LlmSettings,
+        settings: LlmConfig,
         section: str,
         cache: str | Path | None = None,
         *,
@@ -109,10 +93,9 @@ class LlmClient:
         self._slots = threading.Semaphore(concurrency or 2**20)
         self._lock = threading.Lock()
         self._next_start = 0.0
-        path = cache if cache is not None else ":memory:"
-        if path != ":memory:":
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self._store = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
+        if cache is not None:
+            Path(cache).parent.mkdir(parents=True, exist_ok=True)
+        self._store = sqlite3.connect(cache or ":memory:", timeout=30.0, check_same_thread=False)
         self._store.execute("PRAGMA journal_mode=WAL")
         with self._store:
             self._store.execute(

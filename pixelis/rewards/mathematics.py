@@ -101,7 +101,7 @@ def readable(text: str) -> bool:
     )
 
 
-# -- equations -----------------------------------------------------------------------------------------------
+# Equations
 
 
 def _sides(text: str) -> tuple[str, list[str]]:
@@ -119,7 +119,7 @@ def _sides(text: str) -> tuple[str, list[str]]:
     return name, [side.strip() for side in sides]
 
 
-# -- collections ---------------------------------------------------------------------------------------------
+# Collections
 
 
 def _items(text: str) -> tuple[str, list[str]]:
@@ -204,7 +204,7 @@ def _same_collection(
     return True
 
 
-# -- words ---------------------------------------------------------------------------------------------------
+# Words
 
 _BETWEEN_TOKENS = re.compile(r"[\s;()\"!?]+|,(?!\d{3}(?!\d))|\.(?=\s|$)")
 _FORMULA_MARK = re.compile(r"[\\^_=*<>|√π∞×÷·±{}∪∩∈≤≥≠]|(?<=[\d)])!")
@@ -261,7 +261,7 @@ def _tokens(text: str) -> list[Quantity | str]:
     return tokens
 
 
-# -- formulas ------------------------------------------------------------------------------------------------
+# Formulas
 
 _FUNCTION = "sqrt|pi|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|ln|log|exp|theta|alpha|beta"
 _INFINITY = "infinity|inf|oo"

@@ -14,7 +14,7 @@ MAX_CHARS = 200
 Number = Fraction | Decimal
 """A Decimal was written with a decimal point and may be rounded, a Fraction is exact."""
 
-# -- cleaning ------------------------------------------------------------------------------------------------
+# Cleaning
 
 _PLAIN = re.compile(r"[\w ]*[^\W_]", re.ASCII)
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
@@ -124,7 +124,7 @@ def unboxed(text: str) -> str:
     return match[1].strip() if match and _last_boxes(text) == match[1] else text
 
 
-# -- numbers -------------------------------------------------------------------------------------------------
+# Numbers
 
 _DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?: \d{3})+|\d+)"
 _DECIMAL = re.compile(rf"([-+]?) ?({_DIGITS}(?:\.\d*)?|\.\d+)", re.ASCII)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from rapidfuzz.distance import Indel, Levenshtein
 
@@ -26,8 +28,6 @@ from pixelis.rewards.services import Services
 
 @dataclass(frozen=True)
 class Case:
-    """An answer, and what it is scored against."""
-
     answer: str | None
     truths: tuple[str, ...]
     question: str = ""
@@ -35,6 +35,7 @@ class Case:
 
 
 Scorer = Callable[[Case, Services], float]
+T = TypeVar("T")
 
 
 def case_of(question: Question, answer: str | None, truths: Sequence[str]) -> Case:
@@ -58,7 +59,29 @@ def find_scorer(name: str) -> Scorer:
     return SCORERS[name]
 
 
-# -- text ----------------------------------------------------------------------------------------------------
+def _truths(case: Case, read: Callable[[str], T | None], what: str) -> list[T]:
+    """The truths that can be read; DataFailure if none can."""
+    values = [value for truth in case.truths if (value := read(truth)) is not None]
+    if not values:
+        raise DataFailure(f"no truth of {list(case.truths)!r:.100} {what}", code="truth_unparsable")
+    return values
+
+
+def _answer(case: Case, read: Callable[[str], T | None], services: Services) -> T | None:
+    """The answer as it is read; None, counted as ``parse_fail``, if it cannot be."""
+    if case.answer is None:
+        return None
+    value = read(case.answer)
+    if value is None:
+        services.note("parse_fail")
+    return value
+
+
+def _by_text(score: Callable[..., float], **options: Any) -> Scorer:
+    return lambda case, services: score(case.answer, case.truths, **options)
+
+
+# Text
 
 
 def exact(answer: str | None, truths: Sequence[str]) -> float:
@@ -73,12 +96,12 @@ def partial(answer: str | None, truths: Sequence[str]) -> float:
     return exact(answer, truths) or 0.5 * best
 
 
-def anls(answer: str | None, truths: Sequence[str], threshold: float = 0.5) -> float:
-    """1 - edits / longer length, 0 below the threshold (ANLS of ST-VQA, arXiv 1905.13648)."""
+def anls(answer: str | None, truths: Sequence[str]) -> float:
+    """1 - edits / longer length, 0 below one half (ANLS of ST-VQA, arXiv 1905.13648)."""
     if answer is None:
         return 0.0
     best = max(Levenshtein.normalized_similarity(canonical(answer), canonical(truth)) for truth in truths)
-    return best if best >= threshold else 0.0
+    return best if best >= 0.5 else 0.0
 
 
 def cer(answer: str | None, truths: Sequence[str]) -> float:
@@ -93,7 +116,7 @@ def cer(answer: str | None, truths: Sequence[str]) -> float:
     return best
 
 
-# -- choices -------------------------------------------------------------------------------------------------
+# Choices
 
 _OPTION = re.compile(
     r"^([ \t]*(?:\*\*)?[(（]?)([A-Z])((?:\*\*)?[.):：．）、][ \t]*(?:\*\*)?[ \t]*)(\S.*?)[ \t]*$",
@@ -180,15 +203,9 @@ def _named_last(text: str, last: str) -> str | None:
 
 def mc_letter(case: Case, services: Services) -> float:
     """1.0 when the answer names the option of a truth, or all of its several."""
-    letters = {choice for truth in case.truths if (choice := letter(truth, case.options))}
-    if not letters:
-        raise DataFailure(f"no truth of {list(case.truths)!r:.100} names an option", code="truth_unparsable")
-    if case.answer is None:
-        return 0.0
-    chosen = letter(case.answer, case.options)
-    if chosen is None:
-        services.note("parse_fail")
-    return float(chosen in letters)
+    read = functools.partial(letter, options=case.options)
+    letters = _truths(case, read, "names an option")
+    return float(_answer(case, read, services) in letters)
 
 
 def mmmu_choice(case: Case, services: Services) -> float:
@@ -197,7 +214,7 @@ def mmmu_choice(case: Case, services: Services) -> float:
     return mc_letter(case if chosen is None else dataclasses.replace(case, answer=chosen), services)
 
 
-# -- numbers -------------------------------------------------------------------------------------------------
+# Numbers
 
 LOW, HIGH = 0.05, 0.20
 """Relative error up to which a number scores 1, and from which on it scores 0."""
@@ -249,20 +266,16 @@ def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
 
 def count(case: Case, services: Services) -> float:
     """1.0 when the answer equals a truth as a whole number."""
-    numbers = {value for truth in case.truths if (value := number(truth)) is not None and value.is_integer()}
-    if not numbers:
-        raise DataFailure(
-            f"no truth of {list(case.truths)!r:.100} is a whole number", code="truth_unparsable"
-        )
-    if case.answer is None:
-        return 0.0
-    value = number(case.answer)
-    if value is None:
-        services.note("parse_fail")
-    return float(value in numbers)
+
+    def whole(text: str) -> float | None:
+        value = number(text)
+        return value if value is not None and value.is_integer() else None
+
+    numbers = _truths(case, whole, "is a whole number")
+    return float(_answer(case, number, services) in numbers)
 
 
-# -- sequences of functions ----------------------------------------------------------------------------------
+# Sequences of functions
 
 _TRIPLE = re.compile(r"\b(\w+)\((\w+),\s*'?(\w+)'?\)")
 Triple = tuple[str, str, str]
@@ -309,7 +322,7 @@ def _match(triples: list[Triple], expected: list[Triple], credit: Sequence[float
     return total / larger
 
 
-# -- boxes ---------------------------------------------------------------------------------------------------
+# Boxes
 
 
 def read_box(text: str) -> tuple[float, float, float, float] | None:
@@ -336,19 +349,12 @@ def box_iou(a: Sequence[float], b: Sequence[float]) -> float:
 
 def iou(case: Case, services: Services) -> float:
     """IoU of a box ``[x0, y0, x1, y1]`` with the best of the truths."""
-    boxes = [box for truth in case.truths if (box := read_box(truth))]
-    if not boxes:
-        raise DataFailure(f"no truth of {list(case.truths)!r:.100} is a box", code="truth_unparsable")
-    if case.answer is None:
-        return 0.0
-    answer = read_box(case.answer)
-    if answer is None:
-        services.note("parse_fail")
-        return 0.0
-    return max(box_iou(answer, box) for box in boxes)
+    boxes = _truths(case, read_box, "is a box")
+    answer = _answer(case, read_box, services)
+    return 0.0 if answer is None else max(box_iou(answer, box) for box in boxes)
 
 
-# -- slow scorers --------------------------------------------------------------------------------------------
+# Slow scorers
 
 
 def math_equal(case: Case, services: Services) -> float:
@@ -419,24 +425,24 @@ def math_judged(case: Case, services: Services) -> float:
 
 
 SCORERS: dict[str, Scorer] = {
-    "exact": lambda case, services: exact(case.answer, case.truths),
-    "partial": lambda case, services: partial(case.answer, case.truths),
+    "exact": _by_text(exact),
+    "partial": _by_text(partial),
     "mc_letter": mc_letter,
     "math": math_equal,
     "pixel_reasoner": pixel_reasoner,
-    "numeric_band": lambda case, services: numeric_band(case.answer, case.truths),
+    "numeric_band": _by_text(numeric_band),
     "count": count,
-    "func_seq": lambda case, services: func_seq(case.answer, case.truths),
-    "func_seq_eval": lambda case, services: func_seq(case.answer, case.truths, unique=False),
-    "func_seq_full": lambda case, services: func_seq(case.answer, case.truths, FULL_ONLY),
-    "func_seq_penalty": lambda case, services: func_seq(case.answer, case.truths, PENALTY),
-    "anls": lambda case, services: anls(case.answer, case.truths),
+    "func_seq": _by_text(func_seq),
+    "func_seq_eval": _by_text(func_seq, unique=False),
+    "func_seq_full": _by_text(func_seq, credit=FULL_ONLY),
+    "func_seq_penalty": _by_text(func_seq, credit=PENALTY),
+    "anls": _by_text(anls),
     "iou": iou,
-    "cer": lambda case, services: cer(case.answer, case.truths),
+    "cer": _by_text(cer),
     "judge": judged,
     "math_judge": math_judged,
     "mmmu_choice": mmmu_choice,
-    "mmmu_open": lambda case, services: mmmu_open(case.answer, case.truths),
+    "mmmu_open": _by_text(mmmu_open),
     "mm_vet": mm_vet,
 }
 LOWEST = {"func_seq_penalty": -0.5}

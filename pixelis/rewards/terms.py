@@ -33,7 +33,7 @@ UNREADABLE = ("truth_unparsable", "timeout", "out_of_memory", "crashed", "raised
 """Failures of a scorer that cannot read a truth."""
 
 
-# -- operation calls -----------------------------------------------------------------------------------------
+# Operation calls
 
 
 def tries_call(turn: Turn) -> bool:
@@ -57,7 +57,7 @@ def ends_in_error(trajectory: Trajectory) -> bool:
     return False
 
 
-# -- context of a term ---------------------------------------------------------------------------------------
+# Context of a term
 
 
 @dataclass
@@ -197,7 +197,7 @@ def _value_or_raise(value: float | DataFailure) -> float:
     return value
 
 
-# -- terms ---------------------------------------------------------------------------------------------------
+# Terms
 
 
 def accuracy(trajectory: Trajectory, context: Context) -> float:
@@ -263,7 +263,7 @@ def unrepaired_error_zero(trajectory: Trajectory, context: Context) -> float:
 def overlong(trajectory: Trajectory, context: Context) -> float:
     """0 up to max - buffer generated tokens, then linearly down to -1 at max (DAPO, arXiv 2503.14476)."""
     settings = context.settings.overlong
-    tokens = sum(len(turn.tokens) for turn in trajectory.turns if turn.is_policy)
+    tokens = sum(len(turn.tokens) for turn in trajectory.replies)
     return -min(max(tokens - (settings.max_tokens - settings.buffer), 0) / settings.buffer, 1.0)
 
 
@@ -311,8 +311,6 @@ def environment(trajectory: Trajectory, context: Context) -> float:
 
 
 class Term(NamedTuple):
-    """A reward term with the bounds of its values."""
-
     value: Callable[[Trajectory, Context], float]
     low: float
     high: float
@@ -341,7 +339,7 @@ TERMS: dict[str, Term] = {
 """Terms by their name in ``rewards.weights``."""
 
 
-# -- groups --------------------------------------------------------------------------------------------------
+# Groups
 
 
 def score_group(

@@ -47,15 +47,15 @@ def contradicts(feedback: Feedback, label: str) -> bool:
     return other_answer if feedback.correct is None else not feedback.correct
 
 
-# -- voters --------------------------------------------------------------------------------------------------
+# Voters
 
 
 def self_confidence(trajectory: Trajectory) -> float:
     """Geometric mean of the token probabilities of the policy's last turn; 0 without log-probs."""
-    last = next((turn for turn in reversed(trajectory.turns) if turn.is_policy), None)
-    if last is None or not last.log_probs:
+    log_probs = trajectory.replies[-1].log_probs if trajectory.replies else []
+    if not log_probs:
         return 0.0
-    mean = math.fsum(last.log_probs) / len(last.log_probs)
+    mean = math.fsum(log_probs) / len(log_probs)
     return 0.0 if math.isnan(mean) else math.exp(min(mean, 0.0))
 
 
@@ -97,12 +97,10 @@ def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) 
     return _unit(experience.verdict.confidence) * success * decay * priority * _unit(neighbour.similarity)
 
 
-# -- strategies ----------------------------------------------------------------------------------------------
+# Strategies
 
 
 class Ballot(NamedTuple):
-    """An answer with its weight in a vote."""
-
     key: str | None
     weight: float
 
@@ -193,7 +191,7 @@ def probability(confidence: float, calibration: tuple[float, float] | None) -> f
     return 0.5 * (1 + math.tanh((slope * confidence + intercept) / 2))
 
 
-# -- verdicts ------------------------------------------------------------------------------------------------
+# Verdicts
 
 
 def vote(
@@ -313,7 +311,7 @@ def _verdict(votes: list[Vote], names: Sequence[str | None], config: VotingConfi
     return verdict
 
 
-# -- similarity of operations --------------------------------------------------------------------------------
+# Similarity of operations
 
 
 def action_similarity(a: Sequence[Action], b: Sequence[Action]) -> float:

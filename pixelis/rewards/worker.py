@@ -57,7 +57,7 @@ def main() -> None:
         target.flush()
 
 
-# -- tasks ---------------------------------------------------------------------------------------------------
+# Tasks
 
 
 def warm_math(request: dict[str, Any]) -> bool:
@@ -146,7 +146,7 @@ def call_reward(request: dict[str, Any]) -> Any:
     if first in EASYR1:
         inputs = []
         for trajectory in trajectories:
-            turns = [turn for turn in trajectory.turns if turn.is_policy]
+            turns = trajectory.replies
             inputs.append(
                 {
                     "response": "".join(turn.text for turn in turns),

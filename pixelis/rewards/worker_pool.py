@@ -74,7 +74,6 @@ class _Worker:
         return reply
 
     def kill(self) -> None:
-        """End the process and its children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 

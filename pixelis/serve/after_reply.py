@@ -19,6 +19,7 @@ from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution import privacy
 from pixelis.evolution.updates import make_task
+from pixelis.files import REASONS
 from pixelis.memory import Entry
 from pixelis.records import Experience, Feedback, Verdict, new_id
 from pixelis.serve.agent_types import AgentQuery, Answer
@@ -33,8 +34,7 @@ VECTOR_TIMEOUT_S = 30.0
 """Longest wait for an experience's vector. Without one it is stored, but no search finds it."""
 START_DELAY_S = 0.05
 """Delay of other work, which holds the interpreter, until the reply is encoded and sent."""
-REFUSALS = {"no_space": "no space", "read_only": "read-only", "io_error": "I/O error", "damaged": "damaged"}
-"""``remembered`` of a reply whose experience the disk refused, by the code of the failure."""
+
 EXPECTED = (RayError, InfraFailure, TimeoutError)
 MAX_VOTERS = 10_000
 EVOLUTION_TIMEOUT_S = 30.0
@@ -128,7 +128,7 @@ class AfterReply:
             self.counts["remembered_failed"] += 1
             _log_failure("an experience is not stored", error)
             expected = isinstance(error, EXPECTED)
-            return None, REFUSALS.get(getattr(error, "code", ""), UNAVAILABLE) if expected else "error"
+            return None, REASONS.get(getattr(error, "code", ""), UNAVAILABLE) if expected else "error"
 
     async def _follow(
         self,
@@ -163,17 +163,15 @@ class AfterReply:
             _log_failure(f"{name} failed", error)
 
     async def _pictures(self, id: str, answer: Answer) -> dict[str, bytes]:
-        """The winner's views as PNG, if they are to be stored and not lost."""
+        """The winner's views, if they are to be stored and not lost."""
         if not self.config.memory.pictures:
             return {}
         try:
-            views = (await answer.views.get())[answer.winner.id]
+            return await winner_pngs(answer)
         except RayError as error:  # lost with their generator
             self.counts["no_pictures"] += 1
             log.warning("experience %s is stored without pictures: %s", id, type(error).__name__)
             return {}
-        pairs = list(zip(answer.winner.images, views, strict=True))
-        return await asyncio.to_thread(lambda: {image.id: privacy.clean_png(view) for image, view in pairs})
 
     async def _credit_neighbours(self, verdict: Verdict, retrieval_id: str) -> bool:
         """Tell the memory which neighbours voted for the verdict's answer; False without any."""
@@ -194,19 +192,18 @@ class AfterReply:
         experience = await self.retrieval.memory.feedback(experience_id, redacted)
         self.counts["feedback"] += 1
         if self.evolution is not None:
-            sending = self._send_feedback(experience_id, redacted, by)
+            sending = self._call_evolution("feedback", experience_id, redacted, by)
             self._start(new_id("feedback"), self._count("feedback_sent", sending))
         return experience
 
-    async def _send_feedback(self, experience_id: str, feedback: Feedback, by: str) -> None:
+    async def _call_evolution(self, method: str, *arguments: Any) -> Any:
         assert self.evolution is not None
         async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
-            await (await self.evolution()).feedback.remote(experience_id, feedback, by)
+            return await getattr(await self.evolution(), method).remote(*arguments)
 
     async def _submit_update(self, id: str, answer: Answer, redacted: Experience, voter: str) -> bool:
         """False if the gate or Evolution refuses the task."""
         c, verdict = self.config, answer.verdict
-        assert self.evolution is not None
         task = await self._in_thread(
             lambda: make_task(answer.group, verdict, c.evolution, c.rewards, experience_id=id, user=voter)
         )
@@ -220,12 +217,9 @@ class AfterReply:
         self.gated_in_a_row = 0
         unclear = self.unclear.pop(voter, 0)
         try:
-            async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
-                actor = await self.evolution()
-                task = task.model_copy(update={"trace": tracing.traceparent()})
-                accepted = await actor.submit.remote(
-                    task, answer.views, redacted.verdict, redacted.question, answer.originals, unclear
-                )
+            task = task.model_copy(update={"trace": tracing.traceparent()})
+            stored = redacted.verdict, redacted.question, answer.originals, unclear
+            accepted = await self._call_evolution("submit", task, answer.views, *stored)
         except BaseException:
             if unclear:
                 self.unclear[voter] += unclear
@@ -240,6 +234,13 @@ def _log_failure(what: str, error: Exception) -> None:
         log.warning("%s: %s", what, error if isinstance(error, InfraFailure) else type(error).__name__)
     else:
         log.error(what, exc_info=error)
+
+
+async def winner_pngs(answer: Answer) -> dict[str, bytes]:
+    """The winner's views as PNG by image id. Raises RayError if they are lost."""
+    views = (await answer.views.get())[answer.winner.id]
+    pairs = list(zip(answer.winner.images, views, strict=True))
+    return await asyncio.to_thread(lambda: {image.id: privacy.clean_png(view) for image, view in pairs})
 
 
 def as_experience(id: str, answer: Answer, query: AgentQuery) -> Experience:

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -20,6 +20,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from pixelis.actors.cluster import actor_handle
 from pixelis.actors.generator_router import (
     GeneratorRouter,
     RolloutRequest,
@@ -39,8 +40,6 @@ from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.operations.video import Clip, clip_pixels, open_clip
 from pixelis.records import (
-    Experience,
-    Feedback,
     ImageView,
     Media,
     Question,
@@ -52,7 +51,7 @@ from pixelis.records import (
 from pixelis.rewards import vote
 from pixelis.rewards.equality import Equality
 from pixelis.rewards.services import shared_services
-from pixelis.serve.after_reply import AfterReply
+from pixelis.serve.after_reply import AfterReply, winner_pngs
 from pixelis.serve.agent_types import AgentQuery, Answer, Backends, Picture, Pictures, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.retrieval import Lookup, Retrieval
@@ -310,33 +309,25 @@ class Agent:
 
     async def pictures(self, answer: Answer) -> dict[str, str]:
         """The winner's views as PNG data URLs by image id. Raises InfraFailure if they are lost."""
-        if answer.pngs:
-            return {id: data_url(png) for id, png in answer.pngs.items()}
         try:
-            views = (await answer.views.get())[answer.winner.id]
+            return data_urls(answer.pngs or await winner_pngs(answer))
         except RayError as error:
             raise InfraFailure("the trajectory's pictures were lost with their generator") from error
-        urls = await asyncio.to_thread(lambda: [data_url(privacy.clean_png(view)) for view in views])
-        return {image.id: url for image, url in zip(answer.winner.images, urls, strict=True)}
 
     async def search(self, query: AgentQuery, k: int, user: str | None, timeout_s: float) -> SearchResult:
         """The ``k`` experiences (of ``user``) with the words of a query that are most similar to it."""
+        assert self.memory is not None
         pictures = await self.decode(query)
-        return await self.retrieval.find(_question(query, pictures), pictures.views, k, user, timeout_s)
-
-    async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> Experience:
-        return await self.after_reply.feedback(experience_id, feedback, by)
+        question = _question(query, pictures)
+        vector = await self.retrieval.vector(question, pictures.views)
+        return await self.memory.search(vector, k, False, user, question.question, timeout_s)
 
     async def drain(self, timeout_s: float = DRAIN_S) -> None:
         await self.after_reply.drain(timeout_s)
 
     async def evolution_actor(self) -> ActorHandle:
         """Raises InfraFailure if it is not running."""
-        name = self.backends.evolution or ""
-        try:
-            return await asyncio.to_thread(ray.get_actor, name, self.backends.namespace)
-        except ValueError:
-            raise InfraFailure(f"no Evolution actor named {name!r} is running") from None
+        return await asyncio.to_thread(actor_handle, self.backends.evolution or "", self.backends.namespace)
 
 
 def _question(query: AgentQuery, pictures: Pictures) -> Question:
@@ -386,3 +377,7 @@ async def _shown_views(update: TurnUpdate) -> list[ImageView]:
 
 def data_url(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+
+
+def data_urls(pictures: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: data_url(png) for name, png in pictures.items()}

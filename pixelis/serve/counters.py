@@ -86,7 +86,6 @@ class Counters(Collector):
             yield metric
 
     def publish(self) -> None:
-        """Publish gauges of this replica as Ray metrics."""
         values = self.read()
         names = [name for name in ("inside", "policy_version") if name in values]
         publish({f"gateway/{name}": values[name] for name in names}, {"replica": self.replica})

@@ -13,14 +13,13 @@ import logging
 import sys
 from collections.abc import AsyncIterator
 
-import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
 import pixelis
-from pixelis.actors.cluster import freeze_gc
+from pixelis.actors.cluster import actor_handle, freeze_gc
 from pixelis.actors.generator_scaler import POLL_S
 from pixelis.actors.memory import UNAVAILABLE
 from pixelis.config import Config
@@ -33,10 +32,10 @@ from pixelis.serve.limits import admission_limits
 from pixelis.serve.protocol.errors import ApiError, ErrorResponse
 from pixelis.serve.ray_internals import bind_calls_to_loopback
 from pixelis.serve.responses import add_exception_handlers
-from pixelis.serve.routes import evolution, experiences, files, health, questions, responses
+from pixelis.serve.routes import evolution, experiences, files, health, questions
 from pixelis.serve.routes.page import add_page
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
-from pixelis.telemetry import logs, tracing
+from pixelis.telemetry import logs
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ def create_app(state: GatewayState) -> FastAPI:
     )
     app.state.gateway = state
     app.openapi = functools.cache(functools.partial(openapi, app))  # type: ignore[method-assign]
-    for routes in (questions, responses, files, experiences, evolution, health):
+    for routes in (questions, files, experiences, evolution, health):
         app.include_router(routes.router)
     if page:
         add_page(app, state.config, needs_key=state.access.keys.required)
@@ -105,9 +104,9 @@ async def _follow_generators(state: GatewayState) -> None:
     """Use the generators that the scaler lists, and admit as many requests as they can decode."""
     config, backends = state.config, state.agent.backends
     while backends.scaler is not None:
-        with contextlib.suppress(RayError, ValueError, TimeoutError):  # it may be restarting
+        with contextlib.suppress(RayError, InfraFailure, TimeoutError):  # it may be restarting
             async with asyncio.timeout(ACTOR_TIMEOUT_S):
-                scaler = await asyncio.to_thread(ray.get_actor, backends.scaler, backends.namespace)
+                scaler = await asyncio.to_thread(actor_handle, backends.scaler, backends.namespace)
                 names = await scaler.generators.remote()
             state.agent.router.set_members(names)
             state.admission.resize(*admission_limits(config, len(names)))
@@ -147,7 +146,6 @@ class Gateway:
             bind_calls_to_loopback()
         # Threads that redact and encode hold the interpreter, for which the event loop must not wait 5 ms.
         sys.setswitchinterval(5e-4)
-        tracing.start(config, "gateway")
         logs.start(config, "gateway")
         name = serve.get_replica_context().replica_id.unique_id
         self.state = GatewayState(config, Agent(config, backends), key_digest, name)

@@ -15,6 +15,7 @@ from ray.exceptions import RayError, RayTaskError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from pixelis.actors.generator_member import root_cause
 from pixelis.errors import BadInput, InfraFailure, Overloaded, PixelisError
 from pixelis.serve.protocol.errors import ApiError, validation_error
 
@@ -54,12 +55,8 @@ def api_error(error: BaseException) -> ApiError:
     """The failure as the caller may see it; those of the service are logged."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, RayTaskError):
-        cause: BaseException = error
-        while isinstance(cause, RayTaskError) and cause.cause is not None and cause.cause is not cause:
-            cause = cause.cause  # an actor that called an actor
-        if isinstance(cause, BadInput | InfraFailure):
-            return api_error(cause)
+    if isinstance(error, RayTaskError) and isinstance(cause := root_cause(error), BadInput | InfraFailure):
+        return api_error(cause)
     if isinstance(error, BadInput):
         fix = f" ({error.fix})" if error.fix else ""
         place = f"`{error.place}`: " if error.place else ""

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import ray
 from ray.exceptions import RayError
 
+from pixelis.actors.cluster import actor_handle
 from pixelis.actors.memory import Memory, SearchResult
 from pixelis.config import Config
 from pixelis.errors import InfraFailure, PixelisError
@@ -71,9 +71,7 @@ class Retrieval:
     async def ready(self) -> None:
         if self.memory is not None and self.backends.embedder is not None:
             question = Question(id=new_id("q"), question="?", task="serve", split="serve")
-            await asyncio.gather(
-                self._vector(question, [np.zeros((64, 64, 3), np.uint8)]), self.memory.size()
-            )
+            await asyncio.gather(self.vector(question, [np.zeros((64, 64, 3), np.uint8)]), self.memory.size())
 
     async def cold(self) -> bool:
         """Whether the memory holds fewer than ``evolution.cold_start`` experiences."""
@@ -102,7 +100,7 @@ class Retrieval:
         vector: asyncio.Task[np.ndarray] | None = None
         task: Search | None = None
         if self.backends.embedder is not None and (search or (store and self.writes)):
-            vector = asyncio.create_task(self._vector(question, views))
+            vector = asyncio.create_task(self.vector(question, views))
             vector.add_done_callback(self._count_failure)
             if search:
                 task = asyncio.create_task(self._search(vector, question, k, store))
@@ -112,16 +110,6 @@ class Retrieval:
         finally:
             if task is not None:
                 task.cancel()
-
-    async def find(
-        self, question: Question, views: Sequence[np.ndarray], k: int, user: str | None, timeout_s: float
-    ) -> SearchResult:
-        """See ``Agent.search``. Writes nothing. Raises InfraFailure without an Embedder."""
-        assert self.memory is not None
-        vector = await self._vector(question, views)
-        return await self.memory.search(
-            vector, k, track=False, user=user, text=question.question, timeout_s=timeout_s
-        )
 
     async def _search(
         self, vector: asyncio.Task[np.ndarray], question: Question, k: int, store: bool
@@ -134,13 +122,11 @@ class Retrieval:
             span.set_attribute("pixelis.neighbours", len(result.neighbours))
         return redacted.model_copy(update={"media": question.media}), result
 
-    async def _vector(self, question: Question, views: Sequence[np.ndarray]) -> np.ndarray:
+    async def vector(self, question: Question, views: Sequence[np.ndarray]) -> np.ndarray:
+        """Raises InfraFailure without an Embedder."""
         if self.embedder is None:
             name = self.backends.embedder or ""
-            try:
-                self.embedder = await asyncio.to_thread(ray.get_actor, name, self.backends.namespace)
-            except ValueError:
-                raise InfraFailure(f"no Embedder named {name} is running") from None
+            self.embedder = await asyncio.to_thread(actor_handle, name, self.backends.namespace)
         try:
             with tracing.span("embed"):
                 return await self.embedder.question_vector.remote(question, views)

@@ -11,8 +11,8 @@ from ray.exceptions import RayError
 
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
+from pixelis.files import REASONS
 from pixelis.serve.access import Access
-from pixelis.serve.after_reply import REFUSALS
 from pixelis.serve.agent import Agent
 from pixelis.serve.cache import ReplyCache
 from pixelis.serve.counters import Counters
@@ -80,7 +80,7 @@ class GatewayState:
         async with self._condition_lock:
             if self._condition[0] + MEMORY_CHECK_S < time.monotonic():
                 code, count = await memory.condition()
-                self._condition = (time.monotonic(), REFUSALS.get(code, code), count)
+                self._condition = (time.monotonic(), REASONS.get(code, code), count)
             return self._condition[1:]
 
     async def call_evolution(

@@ -28,7 +28,8 @@ _started = threading.Lock()
 
 
 def start(config: Config, service: str) -> None:
-    """Write this process's records from now on, if ``telemetry.logs`` is set."""
+    """Write this process's spans and, if ``telemetry.logs`` is set, its records from now on."""
+    tracing.start(config, service)
     if not config.telemetry.logs or not _started.acquire(blocking=False):
         return
     folder = Path(config.run.dir) / FOLDER

@@ -1,9 +1,6 @@
-"""Forks a writer of a memory shard for each line ``FOLDER FIRST`` on standard input.
+"""For each line ``FOLDER FIRST``, fork a writer that adds to a shard until it is killed.
 
-A writer adds until it is killed.
-
-It prints ``pid N``, then the id of every acknowledged experience. The parent prints ``ended`` after the
-writer's end.
+It prints ``pid N`` and the id of every acknowledged experience; the parent prints ``ended`` after its end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""An RFT run's rollouts on generators that come and go with their nodes, on a cluster of its own.
+"""Rollouts on generators that come and go with their nodes. Prints one JSON line for test_elasticity.py.
 
-Run by test_elasticity.py.
-
-The generators are time-dilated: each plays SLOTS groups at once, of SECONDS each. Prints one JSON line.
+The generators are time-dilated: each plays SLOTS groups at once, of SECONDS each.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +20,7 @@ from typing import Any
 import psutil
 import ray
 import yaml
+from own_process import free_port
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 from ray.cluster_utils import Cluster
 from scripted import ScriptedGenerator
@@ -53,17 +51,18 @@ class TimedGenerator(ScriptedGenerator.__ray_metadata__.modified_class):  # type
             return await super()._play(request)
 
 
-def configuration(folder: str, workers: dict[str, int], **cluster: Any) -> Config:
+def configuration(folder: str, most: int, **cluster: Any) -> Config:
     """A run of many small batches, in which a generator takes all CPUs of a worker node."""
+    rft = {"steps": 10_000, "prompts_per_step": 4, "group_size": GROUP, "max_off_policy_steps": 4}
     return parse(
         {
             "run": {"dir": folder, "name": "elastic"},
             "policy": {"model": "nano"},
-            "engine": {"workers": workers, "cpus": 1.4},
+            "engine": {"workers": {"min": 1, "max": most}, "cpus": 1.4},
             "learner": {"cpus": 0.1},
             "toolbox": {"cpus": 0.1},
-            "rft": {"steps": 10_000, "prompts_per_step": 4, "group_size": GROUP, "max_off_policy_steps": 4},
             "rewards": {"cpus": 0.1, "weights": {"accuracy": 1.0}},
+            "rft": rft,
             "data": {"train": "cards:"},
             "cluster": {"address": "auto", **cluster},
         }
@@ -113,7 +112,7 @@ def grow_and_shrink(folder: str) -> dict[str, Any]:
     nodes = [cluster.add_node(**NODE)]
     out: dict[str, Any] = {"joined_s": []}
     ray.init(cluster.address, log_to_driver=False)
-    with placement.placed(configuration(folder, {"min": 1, "max": 4}), job="grow") as actors:
+    with placement.placed(configuration(folder, 4), job="grow") as actors:
         learner = Learner(actors.coordinator)
         rates = {1: learner.rate(5)}
         for count in (2, 4):
@@ -143,27 +142,18 @@ def grow_and_shrink(folder: str) -> dict[str, Any]:
 
 @contextmanager
 def autoscaling_cluster(folder: str) -> Iterator[str]:
-    """Address of a head with 1 CPU whose autoscaler adds worker nodes as processes, and ends them after
-    seconds of idleness.
-
-    Ray's own AutoscalingCluster would first end every Ray process of the machine.
-    """
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        address = f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+    """A head that adds nodes as processes; Ray's AutoscalingCluster would first end every Ray process."""
+    address = f"{ray.util.get_node_ip_address()}:{free_port()}"
     node = {"node_config": {}, "min_workers": 0}
+    # Not `fake_multinode`, whose default configuration Ray's wheel lacks.
+    provider = {"type": "external", "module": PROVIDER}
+    provider |= {"gcs_address": address, "head_node_id": FAKE_HEAD_NODE_ID}
     settings: dict[str, Any] = {
         "cluster_name": "elastic",
         "max_workers": 3,
         "idle_timeout_minutes": 0.05,
         "upscaling_speed": 1.0,
-        # Not `fake_multinode`, whose default configuration Ray's wheel lacks.
-        "provider": {
-            "type": "external",
-            "module": PROVIDER,
-            "gcs_address": address,
-            "head_node_id": FAKE_HEAD_NODE_ID,
-        },
+        "provider": provider,
         "head_node_type": "ray.head.default",
         "available_node_types": {
             "ray.head.default": {**node, "resources": {"CPU": 1}, "max_workers": 0},
@@ -175,31 +165,18 @@ def autoscaling_cluster(folder: str) -> Iterator[str]:
     Path(folder).mkdir(parents=True, exist_ok=True)
     file = Path(folder) / "autoscaling.json"
     file.write_text(json.dumps(settings))
-    environment = {
-        "RAY_FAKE_CLUSTER": "1",
-        "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-        "RAY_enable_autoscaler_v2": "1",
-    }
-    environment |= dict.fromkeys(
-        ("RAY_CLOUD_INSTANCE_ID", "RAY_OVERRIDE_NODE_ID_FOR_TESTING"), FAKE_HEAD_NODE_ID
-    )
+    ones = ("RAY_FAKE_CLUSTER", "AUTOSCALER_UPDATE_INTERVAL_S", "RAY_enable_autoscaler_v2")
+    environment = dict.fromkeys(ones, "1")
+    ids = ("RAY_CLOUD_INSTANCE_ID", "RAY_OVERRIDE_NODE_ID_FOR_TESTING")
+    environment |= dict.fromkeys(ids, FAKE_HEAD_NODE_ID)
     program = str(Path(sys.executable).with_name("ray"))  # which PATH may lack
-    command = [
-        program,
-        "start",
-        "--head",
-        "--block",
-        "--num-cpus=1",
-        "--object-store-memory=80000000",
-        "--include-dashboard=false",
-    ]
-    command += [f"--port={address.split(':')[1]}", f"--autoscaling-config={file}"]
+    command = [program, "start", "--head", "--block", f"--port={address.split(':')[1]}", "--num-cpus=1"]
+    command += ["--object-store-memory=80000000", "--include-dashboard=false", f"--autoscaling-config={file}"]
     head = psutil.Popen(command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
     try:
         yield address
     finally:
-        processes = [*head.children(recursive=True), head]
-        for process in processes:
+        for process in (*head.children(recursive=True), head):
             with suppress(psutil.Error):
                 process.kill()
 
@@ -210,9 +187,7 @@ def autoscale(folder: str) -> dict[str, Any]:
         connect(address)
         out: dict[str, Any] = {"nodes_before": nodes_alive()}
         started = time.monotonic()
-        with placement.placed(
-            configuration(folder, {"min": 1, "max": 3}, autoscaling=True), job="auto"
-        ) as actors:
+        with placement.placed(configuration(folder, 3, autoscaling=True), job="auto") as actors:
             learner = Learner(actors.coordinator)
             learner.until(lambda: learner.able() == 3, 120)
             out |= {"nodes": nodes_alive(), "scaled_s": time.monotonic() - started}
@@ -232,14 +207,12 @@ def nodes_alive() -> int:
 
 def connect(address: str) -> None:
     """Connect to a cluster as soon as it has started."""
-    for attempt in range(60):
-        try:
+    for _ in range(60):
+        with suppress(ConnectionError, ValueError, RuntimeError):
             ray.init(address, log_to_driver=False)
             return
-        except (ConnectionError, ValueError, RuntimeError):
-            if attempt == 59:
-                raise
-            time.sleep(0.5)
+        time.sleep(0.5)
+    raise TimeoutError(f"no cluster at {address}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Cases of test_ray_faults.py that need a Ray cluster with options of its own. Prints one JSON line.
-
-python own_cluster.py store|memory|leases FOLDER
-"""
+"""Cases of test_ray_faults.py on their own cluster: own_cluster.py store|memory FOLDER; one JSON line."""
 
 from __future__ import annotations
 
@@ -24,16 +21,10 @@ from pixelis.actors.memory_shard import place_shards
 from pixelis.config import Config, absolute, load
 from pixelis.jobs import rft
 from pixelis.jobs.driver import run_folder
-from pixelis.policy import checkpoint
 from pixelis.telemetry import events
 
 RUN = ["policy.model=nano", "rft.prompts_per_step=4", "rft.group_size=2", "dialogue.max_turn_tokens=16"]
-RUN += [
-    "rewards.weights.length=1.0",
-    "learner.lr=3e-4",
-    "learner.checkpoint_every=1000",
-    "telemetry.progress=false",
-]
+RUN += ["rewards.weights.length=1.0", "learner.lr=3e-4", "learner.checkpoint_every=1000"]
 STORE_BYTES = 80_000_000
 STEPS = 20
 PRESSURE = range(3, 8)
@@ -41,12 +32,8 @@ PRESSURE = range(3, 8)
 
 
 def configuration(folder: str, *more: str) -> Config:
-    return absolute(
-        load(
-            None,
-            [*RUN, f"run.dir={folder}", "cluster.cpus=4", f"cluster.object_store_bytes={STORE_BYTES}", *more],
-        )
-    )
+    cluster = ["cluster.cpus=4", f"cluster.object_store_bytes={STORE_BYTES}", "telemetry.progress=false"]
+    return absolute(load(None, [*RUN, *cluster, f"run.dir={folder}", *more]))
 
 
 @ray.remote(num_cpus=0)
@@ -81,9 +68,8 @@ def store(folder: str) -> dict[str, Any]:
         step = row["step"] if row else 0
         if step >= PRESSURE.start and "held" not in out:
             out["held"] = ray.get(hog.fill.remote(3 * STORE_BYTES // 10_000_000))
-            out["spilled"] = "Spilled" in memory_summary(
-                ray.get_runtime_context().gcs_address, stats_only=True
-            )
+            address = ray.get_runtime_context().gcs_address
+            out["spilled"] = "Spilled" in memory_summary(address, stats_only=True)
             out["held_at"] = step
         elif "held" in out and step >= out["held_at"] + len(PRESSURE) and "released_at" not in out:
             out["intact"], out["released_at"] = ray.get(hog.check_and_release.remote()), step
@@ -120,12 +106,8 @@ def memory(folder: str) -> dict[str, Any]:
         stored = await asyncio.gather(*(client.get(entry.experience.id) for entry in added))
         ids = [experience.id for experience in await client.list(1000)]
         await client.drain()
-        return {
-            "acknowledged": len(results),
-            "readable": sum(e is not None for e in stored),
-            "listed": len(ids),
-            "ids": len(set(ids)),
-        }
+        readable = sum(e is not None for e in stored)
+        return {"acknowledged": len(results), "readable": readable, "listed": len(ids), "ids": len(set(ids))}
 
     out = asyncio.run(add())
     for shard in shards:
@@ -133,24 +115,7 @@ def memory(folder: str) -> dict[str, Any]:
     return out
 
 
-def leases(folder: str) -> dict[str, Any]:
-    """A run while requests for worker processes fail before or after they have had their effect."""
-    config = configuration(folder, "rft.steps=4", "run.name=rpc")
-    connect(config)
-    with run_folder(config, config.data.train), placement.placed(config) as actors:
-        latest = rft.run(config, actors)
-        versions = ray.get(actors.store.list.remote())
-    consumed = [json.loads(line) for line in (Path(folder) / "consumed.jsonl").read_text().splitlines()]
-    return {
-        "steps": [row["step"] for row in events.read(folder, "step/policy")],
-        "checkpoint": checkpoint.step_of(latest),
-        "versions": [record.version for record in versions],
-        "steps_of_versions": [record.step for record in versions],
-        "consumed": [row["step"] for row in consumed],
-    }
-
-
 if __name__ == "__main__":
-    result = {"store": store, "memory": memory, "leases": leases}[sys.argv[1]](sys.argv[2])
+    result = {"store": store, "memory": memory}[sys.argv[1]](sys.argv[2])
     print("RESULT " + json.dumps(result), flush=True)
     ray.shutdown()

@@ -1,8 +1,6 @@
-"""Bad updates in online learning (F13 of the list of faults), with real generators, learner, canary and
-agent.
+"""Bad updates in online learning (F13), with real generators, learner, canary and agent.
 
-The policy is trained for a second to answer 7 to every question, and 7 is the canary's true answer, so that a
-poisoned update costs all of its accuracy.
+Policy and canary answer 7 to every question, so that a poisoned update costs all of its accuracy.
 """
 
 from __future__ import annotations
@@ -52,27 +50,17 @@ RecordFigures = Callable[..., None]
 
 def canary_questions() -> list[Question]:
     questions = itertools.islice(read_questions("cards:?split=train&seed=1"), 8)
-    return [
-        question.model_copy(update={"answers": ["7"], "annotations": None, "meta": {}})
-        for question in questions
-    ]
+    changes = {"answers": ["7"], "annotations": None, "meta": {}}
+    return [question.model_copy(update=changes) for question in questions]
 
 
 def config(folder: Path, *overrides: str) -> Config:
     (folder / "canary.jsonl").write_text("".join(q.model_dump_json() + "\n" for q in canary_questions()))
-    base = [f"run.dir={folder}", "toolbox.operations=[]", "memory.shards=2"]
-    base += [
-        f"evolution.canary.questions={folder}/canary.jsonl",
-        "evolution.canary.count=8",
-        "evolution.canary.every=1",
-    ]
-    base += ["evolution.canary.risk=1"]  # so few questions rule nothing out
-    base += [
-        f"evolution.canary.watch_s={WATCH_S}",
-        "evolution.batch=4",
-        "evolution.review.share=1",
-        "evolution.cold_start=0",
-    ]
+    # So few questions rule nothing out
+    canary = {"questions": f"{folder}/canary.jsonl", "count": 8, "every": 1, "risk": 1, "watch_s": WATCH_S}
+    base = [f"evolution.canary.{key}={value}" for key, value in canary.items()]
+    base += [f"run.dir={folder}", "toolbox.operations=[]", "memory.shards=2"]
+    base += ["evolution.batch=4", "evolution.review.share=1", "evolution.cold_start=0"]
     base.append("evolution.max_share_per_question=1")  # the queries repeat one question
     return load(NANO, [*base, "toolbox.workers=1", "engine.max_num_seqs=32", *overrides])
 
@@ -80,13 +68,10 @@ def config(folder: Path, *overrides: str) -> Config:
 def train_to_answer_seven(settings: Config) -> Path:
     """Return a checkpoint of a policy that nearly always answers 7."""
     player = Player(settings, str(resolve(settings.policy.model)))
-    samples = [
-        train_sample(player, Demonstration(**q.model_dump(), turns=[Step(answer="7")]))
-        for q in canary_questions()[:8]
-    ]
-    trainer = Trainer(
-        settings.policy, settings.learner.model_copy(update={"lr": 2e-3, "warmup": 0.0}), total_steps=11
-    )
+    shown = [Demonstration(**q.model_dump(), turns=[Step(answer="7")]) for q in canary_questions()]
+    samples = [train_sample(player, demonstration) for demonstration in shown]
+    learner = settings.learner.model_copy(update={"lr": 2e-3, "warmup": 0.0})
+    trainer = Trainer(settings.policy, learner, total_steps=11)
     for _ in range(11):
         trainer.update(samples, "sft")
     save_adapter(trainer.adapter(), Path(settings.run.dir) / "initial")
@@ -177,9 +162,7 @@ def learn(source: UpdateSource, trainer: Trainer) -> dict[str, float]:
 
 
 def poison(service: Service, count: int) -> None:
-    """Decide reviews as a malicious reviewer, with a wrong answer each, until ``count`` updates are
-    queued.
-    """
+    """Decide reviews as a malicious reviewer, with wrong answers, until ``count`` updates are queued."""
     decided: set[str] = set()
     while len(decided) < count:
         for review in service.call("reviews", "waiting", 200):
@@ -195,10 +178,6 @@ def poison(service: Service, count: int) -> None:
 def test_f13_a_poisoned_update_is_refused_and_when_forced_is_rolled_back_within_the_watch_window(
     service: Service, record_figures: RecordFigures
 ) -> None:
-    """F13: poisoned feedback.
-
-    Goal: gate or canary refuses it, no request is served by it, a drop in accuracy is rolled back.
-    """
     initial = load_adapter(Path(service.config.run.dir) / "initial")
     no_warmup = service.config.learner.model_copy(update={"warmup": 0.0})
     trainer = Trainer(service.config.policy, no_warmup, LossConfig(kl=0.01), total_steps=100, adapter=initial)
@@ -212,12 +191,8 @@ def test_f13_a_poisoned_update_is_refused_and_when_forced_is_rolled_back_within_
     assert service.versions()[bad].status is VersionStatus.ROLLED_BACK
     status = service.call("status")
     (canary,) = (entry for entry in service.call("canary_curve") if entry["decision"] != "keep")
-    assert (status["served"], status["restoring"], canary["version"], canary["decision"]) == (
-        0,
-        0,
-        bad,
-        "refuse",
-    )
+    assert (status["served"], status["restoring"]) == (0, 0)
+    assert (canary["version"], canary["decision"]) == (bad, "refuse")
     assert canary["accuracy"] < canary["reference_accuracy"] - service.config.evolution.canary.tolerance
     assert trainer.adapter().sha256() != initial.sha256()
     assert source.next() is not None  # the next batch resets the trainer to the promoted version

@@ -1,6 +1,4 @@
-"""The learners lose their node in a real job on two Ray nodes: told at once, resumed on what is left, no step
-logged twice.
-"""
+"""The learners lose their node: told at once, resumed on what is left, no step logged twice."""
 
 from __future__ import annotations
 
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_process import BARE
 
 from pixelis.actors import learner
 from pixelis.actors.learner import _wait_for_room
@@ -23,14 +22,11 @@ from pixelis.telemetry import events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-BARE = Path(__file__).parents[1] / "ray" / "bare.yaml"
-RUN = (
-    "rft.steps=8 rft.prompts_per_step=4 rft.group_size=4 dialogue.max_turn_tokens=16 policy.model=nano "
-    "learner.lr=3e-4"
-)
-RUN += " rewards.weights.length=1.0 learner.checkpoint_every=3 toolbox.cpus=0.1 rewards.cpus=0.1"
+RUN = ["rft.steps=8", "rft.prompts_per_step=4", "rft.group_size=4", "dialogue.max_turn_tokens=16"]
+RUN += ["policy.model=nano", "learner.lr=3e-4", "rewards.weights.length=1.0", "learner.checkpoint_every=3"]
 # Two learners fit only the second node (3 CPUs), one of them the rest of the first (2 CPUs).
-RUN += " learner.workers=2 learner.min_workers=1 learner.cpus=1.2"
+RUN += ["learner.workers=2", "learner.min_workers=1", "learner.cpus=1.2"]
+RUN += ["toolbox.cpus=0.1", "rewards.cpus=0.1"]
 NODES = """
 import sys
 from ray.cluster_utils import Cluster
@@ -48,9 +44,7 @@ cluster.shutdown()
 
 @pytest.fixture
 def nodes() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Address of a cluster of two nodes in a process of its own, and a function that kills the second
-    node.
-    """
+    """Address of two nodes in a process of its own, and a function that kills the second."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", NODES], stderr=subprocess.DEVNULL, **pipes)
     assert process.stdin is not None
@@ -73,7 +67,7 @@ def test_a_lost_node_of_the_learners(
     nodes: tuple[str, Callable[[], None]], tmp_path: Path, record_figures: Callable[..., None]
 ) -> None:
     address, kill = nodes
-    command = [sys.executable, "-u", "-m", "pixelis.jobs.rft", str(BARE), *RUN.split(), f"run.dir={tmp_path}"]
+    command = [sys.executable, "-u", "-m", "pixelis.jobs.rft", str(BARE), *RUN, f"run.dir={tmp_path}"]
     env = {**os.environ, "RAY_ADDRESS": address}
     job = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines: queue.Queue[tuple[float, str]] = queue.Queue()
@@ -98,9 +92,8 @@ def test_a_lost_node_of_the_learners(
     assert told - killed <= 5
     resumed = next((at for at, line in output if line.startswith("1 of 2 learners resume from step 3")), None)
     assert resumed is not None, text
-    assert "left" not in "".join(line for at, line in output if told < at < resumed), (
-        "no time left while nothing runs"
-    )
+    meanwhile = "".join(line for at, line in output if told < at < resumed)
+    assert "left" not in meanwhile, "no time left while nothing runs"
     assert [row["step"] for row in events.read(tmp_path, "step/policy")] == list(range(1, 9))
     assert {row["step"] for row in events.read(tmp_path, events.REPLAYED)} >= {4}
     assert [len(row["nodes"]) for row in events.read(tmp_path, learner.PLACED)] == [2, 1]

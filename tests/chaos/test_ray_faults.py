@@ -1,11 +1,8 @@
-"""Faults of Ray itself: a full object store (F8), failing RPCs (F9) and a lost head (F18), each on a cluster
-of its own.
-"""
+"""Faults of Ray, each on its own cluster: a full object store (F8), failing RPCs (F9), a lost head (F18)."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,26 +10,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from own_process import free_port, play, start_rft, wait_for_port
 
 from pixelis.policy import checkpoint
 from pixelis.telemetry import events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 RecordFigures = Callable[..., None]
 CALLS, LEASES = "CoreWorkerService.grpc_client.PushTask", "NodeManagerService.grpc_client.RequestWorkerLease"
 
 
 def fail(*methods: str) -> str:
-    """A value of RAY_testing_rpc_failure: a quarter of the requests and a quarter of the replies of these
-    methods are lost.
-    """
+    """RAY_testing_rpc_failure: a quarter of the requests and a quarter of the replies of these are lost."""
     often = {
         "num_failures": 100,
         "req_failure_prob": 25,
@@ -42,27 +35,12 @@ def fail(*methods: str) -> str:
     return json.dumps(dict.fromkeys(methods, often))
 
 
-def play(case: str, folder: Path, **variables: str) -> dict[str, Any]:
-    """The result of a case of own_cluster.py."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]), **variables}
-    env.pop("RAY_ADDRESS", None)
-    command = [sys.executable, str(HERE / "own_cluster.py"), case, str(folder)]
-    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=550, check=False)
-    results = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
-    assert results, run.stdout[-3000:] + run.stderr[-3000:]
-    return json.loads(results[0].removeprefix("RESULT "))
-
-
 @pytest.mark.long  # tests/unit/policy/test_storage.py: object stores that are too small are named beforehand
 def test_f08_a_run_goes_on_while_the_object_store_is_full(
     tmp_path: Path, record_figures: RecordFigures
 ) -> None:
-    """F8: another actor holds three times the 80 MB of the store for a while.
-
-    Goal: objects are spilled, no process is killed, every step is made, and nothing that was spilled has
-    changed.
-    """
-    result = play("store", tmp_path)
+    """F8: another actor holds three times the 80 MB of the store for a while."""
+    result = play("own_cluster.py", "store", tmp_path)
     record_figures(**result["step_s"], held_mb=10 * result["held"])
     assert result["spilled"]
     assert result["intact"]
@@ -76,40 +54,19 @@ def test_f09_a_memory_stores_each_experience_once_while_calls_fail(
     tmp_path: Path, record_figures: RecordFigures
 ) -> None:
     """F9: a quarter of all calls of actors are lost, and of another quarter only the reply."""
-    result = play("memory", tmp_path, RAY_testing_rpc_failure=fail(CALLS, LEASES))
+    result = play("own_cluster.py", "memory", tmp_path, RAY_testing_rpc_failure=fail(CALLS, LEASES))
     record_figures(**result)
     assert result == {"acknowledged": 40, "readable": 40, "listed": 40, "ids": 40}
-
-
-@pytest.mark.long  # the memory above meets the same faults
-def test_f09_a_run_makes_each_step_and_version_once_while_leases_fail(tmp_path: Path) -> None:
-    """F9: a quarter of the requests for worker processes are lost, and of another quarter only the reply."""
-    result = play("leases", tmp_path, RAY_testing_rpc_failure=fail(LEASES))
-    assert result["steps"] == [1, 2, 3, 4]
-    assert result["checkpoint"] == 4
-    assert result["versions"] == list(range(len(result["versions"])))
-    # The initial weights, and those with which the learner begins
-    assert result["steps_of_versions"] == [0, 0, 1, 2, 3, 4]
-    assert result["consumed"] == [0, 1, 2, 3]
 
 
 @contextmanager
 def head(port: int) -> Iterator[psutil.Popen]:
     """A Ray head in processes of its own."""
-    program = str(Path(sys.executable).with_name("ray"))
-    command = [
-        program,
-        "start",
-        "--head",
-        "--block",
-        "--num-cpus=4",
-        "--object-store-memory=100000000",
-        f"--port={port}",
-    ]
-    process = psutil.Popen(
-        [*command, "--include-dashboard=false"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}"]
+    command += ["--num-cpus=4", "--object-store-memory=100000000", "--include-dashboard=false"]
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
+        wait_for_port(port)
         yield process
     finally:
         kill_tree(process)
@@ -124,44 +81,24 @@ def kill_tree(process: psutil.Popen) -> None:
     process.wait()
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.mark.long  # tests/unit/jobs/test_driver.py: the message
 def test_f18_the_loss_of_the_head_ends_a_job_with_a_clear_error_and_the_next_resumes(
     tmp_path: Path, record_figures: RecordFigures
 ) -> None:
-    """F18: every process of the head is killed.
-
-    Goal: a clear error in 30 s (busy: 90), exit code 1, resume.
-    """
+    """F18: every process of the head is killed. Goal: a clear error in 30 s (busy: 90)."""
     settings = [
         "policy.model=nano",
         "rft.prompts_per_step=2",
         "rft.group_size=2",
         "dialogue.max_turn_tokens=16",
     ]
-    settings += [
-        "rewards.weights.length=1.0",
-        "learner.checkpoint_every=1",
-        "telemetry.progress=false",
-        f"run.dir={tmp_path}",
-    ]
-    command = [sys.executable, "-m", "pixelis.jobs.rft", str(ROOT / "tests/ray/bare.yaml"), *settings]
+    settings += ["rewards.weights.length=1.0", "learner.checkpoint_every=1", "telemetry.progress=false"]
     port = free_port()
-    env = {**os.environ, "RAY_ADDRESS": f"127.0.0.1:{port}"}
 
     def start(steps: int) -> subprocess.Popen:
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen([*command, f"rft.steps={steps}"], env=env, **pipes)
+        return start_rft(tmp_path, [*settings, f"rft.steps={steps}"], RAY_ADDRESS=f"127.0.0.1:{port}")
 
     with head(port) as ray_head:
-        wait_for_port(port)
         job = start(2000)
         try:
             while len(events.read(tmp_path, "step/policy")) < 2:
@@ -182,22 +119,7 @@ def test_f18_the_loss_of_the_head_ends_a_job_with_a_clear_error_and_the_next_res
     assert latest is not None
     reached = checkpoint.step_of(latest)
     with head(port):
-        wait_for_port(port)
         job = start(reached + 2)
         _, text = job.communicate(timeout=300)
     assert job.returncode == 0, text
     assert [row["step"] for row in events.read(tmp_path, "step/policy")] == list(range(1, reached + 3))
-
-
-def wait_for_port(port: int, timeout_s: float = 120) -> None:
-    """Wait until a process listens."""
-    import socket
-
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            assert time.monotonic() < deadline, "the head did not start"
-            time.sleep(0.2)

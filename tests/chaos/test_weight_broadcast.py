@@ -25,20 +25,9 @@ from pixelis.telemetry import events
 
 STEPS, FAILING = 4, 3
 """Steps of the run, and the version whose broadcast fails. Version 1 is the start, which is stored."""
-RUN = [
-    "policy.model=nano",
-    "policy.full=true",
-    "learner.lr=1e-4",
-    f"rft.steps={STEPS}",
-    "rft.prompts_per_step=4",
-]
-RUN += [
-    "rft.group_size=4",
-    "dialogue.max_turn_tokens=16",
-    "rewards.weights.length=1.0",
-    "engine.workers=2",
-    "engine.cpus=0.25",
-]
+RUN = ["policy.model=nano", "policy.full=true", "learner.lr=1e-4", f"rft.steps={STEPS}"]
+RUN += ["rft.prompts_per_step=4", "rft.group_size=4", "dialogue.max_turn_tokens=16"]
+RUN += ["rewards.weights.length=1.0", "engine.workers=2", "engine.cpus=0.25"]
 RUN += ["policy_store.transfer=gloo", "policy_store.transfer_timeout_s=12"]
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
@@ -64,9 +53,7 @@ class KillingPublisher(StreamPublisher):
 def test_a_generator_that_dies_in_a_broadcast_costs_neither_version_nor_group(
     tmp_path: Path, record_figures: Callable[..., None]
 ) -> None:
-    """Goal: the versions before and after are broadcast in the bytes of the parameters; that version comes
-    from the store.
-    """
+    """Only that version comes from the store; the others are broadcast in the bytes of the parameters."""
     settings = load(None, [*RUN, f"run.dir={tmp_path}"])
     with run_folder(settings, settings.data.train), placement.placed(settings) as actors:
         weights = KillingPublisher(settings, actors.store, "rft")
@@ -95,11 +82,8 @@ def test_a_generator_that_dies_in_a_broadcast_costs_neither_version_nor_group(
     steps = events.read(tmp_path, "step/policy")
     assert [row["step"] for row in steps] == list(range(1, STEPS + 1))
     assert all(row["learner/sequences"] == 16 for row in steps)
-    record_figures(
-        versions=len(records),
-        broadcast=sorted(rows),
-        seconds=[round(row["seconds"], 3) for row in rows.values()],
-    )
+    seconds = [round(row["seconds"], 3) for row in rows.values()]
+    record_figures(versions=len(records), broadcast=sorted(rows), seconds=seconds)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,12 @@ class RunningEngine:
         """Whether the engine applies adapters at runtime instead of merging them into the weights."""
         return not getattr(self.engine, "merges", True)
 
-    def run(self, body: Callable[[Any], Awaitable[None]], seconds: float = 60) -> None:
-        """Run an async test body, then close its sessions."""
+    def run(self, test: Awaitable[None]) -> None:
+        """Run an async test, then close its sessions."""
 
         async def run_and_close() -> None:
             try:
-                await asyncio.wait_for(body(self.engine), seconds)
+                await asyncio.wait_for(test, 240)
             finally:
                 for session in list(self.engine._sessions):
                     session.close()

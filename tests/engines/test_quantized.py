@@ -15,12 +15,12 @@ import pytest
 import torch
 from running import RunningEngine, start
 from safetensors.torch import save_file
-from test_parity import GREEDY, learner_log_probs, run_all, sample_episodes
-from tiny_policy import Maker, folder, policy, random_adapter, stock
+from test_parity import GREEDY, run_all, sample_episodes
+from tiny_policy import Maker, folder, merged, packed_log_probs, policy, random_adapter, stock
 
 from pixelis.engines import Engine
-from pixelis.policy.export import checkpoint_files, checkpoint_tensors, parameter_name
-from pixelis.policy.lora import merge_into
+from pixelis.families import FAMILIES
+from pixelis.policy.export import checkpoint_files, checkpoint_tensors
 
 FAMILY = "qwen2_5_vl"
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -58,7 +58,7 @@ def write_int8(base: Path, out: Path) -> None:
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in checkpoint_tensors(base):
         tensors[name] = tensor
-        if is_quantized_layer(parameter_name(name)):
+        if is_quantized_layer(FAMILIES[FAMILY].parameter_name(name)):
             scale = (tensor.float().abs().amax(1, keepdim=True) / 127).clamp(min=1e-9)
             tensors |= {name: (tensor.float() / scale).round().to(torch.int8), f"{name}_scale": scale}
     weights, inputs = (
@@ -82,7 +82,7 @@ def write_awq(base: Path, out: Path) -> None:
     """A copy of a model in AutoAWQ's format, rounded to the nearest step of each group."""
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in checkpoint_tensors(base):
-        if not is_quantized_layer(parameter_name(name)):
+        if not is_quantized_layer(FAMILIES[FAMILY].parameter_name(name)):
             tensors[name] = tensor
             continue
         stem, weight = name.removesuffix(".weight"), tensor.float().T.reshape(-1, GROUP, tensor.shape[0])
@@ -122,8 +122,9 @@ def running(method: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 
 @pytest.mark.slow
-def test_quantised_rollouts_are_close_to_the_learner_and_importance_weights_show_the_rest(
+async def test_quantised_rollouts_are_close_to_the_learner_and_importance_weights_show_the_rest(
     running: RunningEngine,
+    engine: Engine,
 ):
     """Before and after an adapter is loaded, which is applied in full precision.
 
@@ -132,25 +133,20 @@ def test_quantised_rollouts_are_close_to_the_learner_and_importance_weights_show
     `test_export.py` bounds the rounding itself.
     """
 
-    async def body(engine: Engine) -> None:
-        plain, adapted, adapter = stock(FAMILY), stock(FAMILY), random_adapter(FAMILY)
-        merge_into(adapted, {}, adapter)  # type: ignore[arg-type]
-        for version, (learner, other) in enumerate(((plain, adapted), (adapted, plain))):
-            if version:
-                await engine.load(version, adapter)
-            samples = []
-            for seed in range(3):
-                episodes = sample_episodes(Maker(FAMILY, seed=version + 10 * seed))
-                sampling = [
-                    dataclasses.replace(GREEDY, temperature=1.0, seed=i) for i in range(len(episodes))
-                ]
-                samples += await run_all(engine, episodes, sampling)
-            values = np.concatenate([sample.log_probs[sample.mask] for sample in samples])
-            difference = learner_log_probs(learner, samples, 1.0) - values
-            assert 1e-3 < rms(difference) < rms(learner_log_probs(other, samples, 1.0) - values) / 2
-            assert abs(np.exp(difference).mean() - 1) < 0.05
-
-    running.run(body, 300)
+    adapter = random_adapter(FAMILY)
+    plain, adapted = stock(FAMILY), merged(adapter, FAMILY)
+    for version, (learner, other) in enumerate(((plain, adapted), (adapted, plain))):
+        if version:
+            await engine.load(version, adapter)
+        samples = []
+        for seed in range(3):
+            episodes = sample_episodes(Maker(FAMILY, seed=version + 10 * seed))
+            sampling = [dataclasses.replace(GREEDY, temperature=1.0, seed=i) for i in range(len(episodes))]
+            samples += await run_all(engine, episodes, sampling)
+        values = np.concatenate([sample.log_probs[sample.mask] for sample in samples])
+        difference = packed_log_probs(learner, samples, 1.0) - values
+        assert 1e-3 < rms(difference) < rms(packed_log_probs(other, samples, 1.0) - values) / 2
+        assert abs(np.exp(difference).mean() - 1) < 0.05
 
 
 def rms(values: np.ndarray) -> float:

@@ -7,19 +7,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import multiprocessing
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from running import DIALOGUE, RunningEngine, start
 from test_parity import GREEDY, SIZES, Episode, check_greedy, run_all, sample_episodes
-from tiny_policy import LORA, Maker, adapter_state, policy
+from tiny_policy import LORA, TINY, Maker, adapter_state, policy
 
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure
@@ -41,17 +38,8 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     refresh.
     """
     folder = tmp_path_factory.mktemp("tied")
-    sizes = {
-        "hidden": 64,
-        "heads": 2,
-        "kv_heads": 1,
-        "layers": 2,
-        "feedforward": 96,
-        "vision_hidden": 32,
-        "vision_layers": 2,
-    }
     tokenizer = build_tokenizer()
-    model = build(tokenizer, FAMILY, seed=5, **sizes)
+    model = build(tokenizer, FAMILY, seed=5, **TINY)
     model.config.tie_word_embeddings = model.config.text_config.tie_word_embeddings = True
     model.tie_weights()
     model.save_pretrained(folder)
@@ -64,197 +52,112 @@ def running(tied: Path) -> Iterator[RunningEngine]:
     yield from start("vllm", tied, policy(FAMILY, model=str(tied), full=True), FAMILY)
 
 
-def test_full_weights_replace_the_base_and_can_be_unloaded(running: RunningEngine):
-    async def body(engine) -> None:
-        model = load_model(policy(FAMILY), "cpu", running.folder)[0]
-        episodes = sample_episodes(Maker(FAMILY))
-        before = await run_all(engine, episodes, [GREEDY] * 7)
-        assert max(check_greedy(model, sample, running.spec.banned) for sample in before) < 1e-4
-        assert model.lm_head.weight is model.model.language_model.embed_tokens.weight
-        for seed in (1, 2):
-            rng = np.random.default_rng(seed)
-            with torch.no_grad():
-                for parameter in model.parameters():  # the vision tower too
-                    parameter += torch.from_numpy(
-                        rng.normal(0, 0.03, tuple(parameter.shape)).astype(np.float32)
-                    )
-            tensors = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
-            await engine.load(seed, Adapter(tensors, 1, 1, fingerprint(running.folder), "full"))
-            for settings in ([GREEDY] * 7, [GREEDY] * 7):  # the second pass reads from the prefix cache
-                samples = await run_all(engine, episodes, settings)
-                assert max(check_greedy(model, sample, running.spec.banned) for sample in samples) < 1e-4
-        lora = LORA.model_copy(update={"vision_tower": True})
-        state = adapter_state(add_lora(load_model(policy(FAMILY), "cpu", running.folder)[0], lora, seed=1))
-        changes = {n: a if n.endswith(".A") else a + 0.05 for n, a in state.items()}
-        adapter = Adapter(changes, lora.alpha, lora.rank, "")
-        merged = load_model(policy(FAMILY), "cpu", running.folder)[0]
-        merge_into(merged, BaseWeights(), adapter)
-        await engine.load(3, adapter)
-        samples = await run_all(engine, episodes, [GREEDY] * 7)
-        assert max(check_greedy(merged, sample, running.spec.banned) for sample in samples) < 1e-4
-        await engine.load(4, None)
-        after = await run_all(engine, episodes, [GREEDY] * 7)
-        assert [s.tokens.tolist() for s in after] == [s.tokens.tolist() for s in before]
-
-    running.run(body)
+def changed(model: torch.nn.Module, seed: int, folder: Path) -> Adapter:
+    """Changes all parameters of a model, the vision tower's too; returns them as a version."""
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.from_numpy(rng.normal(0, 0.03, tuple(parameter.shape)).astype(np.float32))
+    tensors = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+    return Adapter(tensors, 1, 1, fingerprint(folder), "full")
 
 
-def test_weights_from_a_broadcast_are_served_and_an_aborted_one_leaves_the_old_ones(running: RunningEngine):
-    async def body(engine) -> None:
-        model = load_model(policy(FAMILY), "cpu", running.folder)[0]
-        episodes, sender = sample_episodes(Maker(FAMILY)), WeightSender("127.0.0.1", "gloo", 20.0)
-        before = await run_all(engine, episodes, [GREEDY] * 7)
-        alone = StreamPlace(dataclasses.replace(sender.address, timeout_s=0.3), "aborted", 1, 3)
-        with pytest.raises(InfraFailure, match="not received"):
-            await asyncio.to_thread(receive, alone)  # the other receiver never comes
-        kept = await run_all(engine, episodes, [GREEDY] * 7)
-        assert [s.tokens.tolist() for s in kept] == [s.tokens.tolist() for s in before]
-        rng = np.random.default_rng(3)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += torch.from_numpy(rng.normal(0, 0.03, tuple(parameter.shape)).astype(np.float32))
-        tensors = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
-        weights = Adapter(tensors, 1, 1, fingerprint(running.folder), "full")
-        assert request(sender.address, 9, "all", 2)
-        sent = asyncio.create_task(asyncio.to_thread(sender.send, 9, weights))
-        await engine.load(9, await asyncio.to_thread(receive, StreamPlace(sender.address, "all", 1, 2)))
-        assert (await sent)["bytes"] == pytest.approx(weights.nbytes, rel=0.01)
-        samples = await run_all(engine, episodes, [GREEDY] * 7)
-        assert max(check_greedy(model, sample, running.spec.banned) for sample in samples) < 1e-4
-        assert [s.tokens.tolist() for s in samples] != [s.tokens.tolist() for s in before]
-        await engine.load(10, None)
-
-    running.run(body)
+async def test_full_weights_replace_the_base_and_can_be_unloaded(running: RunningEngine, engine: Any):
+    model = load_model(policy(FAMILY), "cpu", running.folder)[0]
+    episodes = sample_episodes(Maker(FAMILY))
+    before = await run_all(engine, episodes, [GREEDY] * 7)
+    assert max(check_greedy(model, sample, running.spec.banned) for sample in before) < 1e-4
+    assert model.lm_head.weight is model.model.language_model.embed_tokens.weight
+    for seed in (1, 2):
+        await engine.load(seed, changed(model, seed, running.folder))
+        for _ in range(2):  # the second pass reads from the prefix cache
+            samples = await run_all(engine, episodes, [GREEDY] * 7)
+            assert max(check_greedy(model, sample, running.spec.banned) for sample in samples) < 1e-4
+    lora = LORA.model_copy(update={"vision_tower": True})
+    state = adapter_state(add_lora(load_model(policy(FAMILY), "cpu", running.folder)[0], lora, seed=1))
+    changes = {n: a if n.endswith(".A") else a + 0.05 for n, a in state.items()}
+    adapter = Adapter(changes, lora.alpha, lora.rank, "")
+    merged = load_model(policy(FAMILY), "cpu", running.folder)[0]
+    merge_into(merged, BaseWeights(), adapter)
+    await engine.load(3, adapter)
+    samples = await run_all(engine, episodes, [GREEDY] * 7)
+    assert max(check_greedy(merged, sample, running.spec.banned) for sample in samples) < 1e-4
+    await engine.load(4, None)
+    after = await run_all(engine, episodes, [GREEDY] * 7)
+    assert [s.tokens.tolist() for s in after] == [s.tokens.tolist() for s in before]
 
 
-def test_a_prompt_that_vllm_expands_differently_is_an_error(running: RunningEngine):
-    async def body(engine) -> None:
-        maker = Maker(FAMILY, seed=2)
-        small, large = Episode(maker, [[SIZES[0]]]), Episode(maker, [[SIZES[3]]])
-        one = await engine.open()
-        await one.generate(*small.turns[0], GREEDY)
-        other = await engine.open()
-        # Two pictures with one digest: vLLM uses the cached one, which has another size.
-        digest = one.digests[0]
-        complete = engine.complete
-
-        async def complete_with_wrong_digest(session, *arguments):
-            session.digests = [digest]
-            return await complete(session, *arguments)
-
-        engine.complete = complete_with_wrong_digest
-        try:
-            with pytest.raises(InfraFailure) as failure:
-                await other.generate(*large.turns[0], GREEDY)
-        finally:
-            del engine.complete
-        assert failure.value.code in ("prompt_mismatch", "engine_failed")
-
-    running.run(body)
+async def test_weights_from_a_broadcast_are_served_and_an_aborted_one_leaves_the_old_ones(
+    running: RunningEngine, engine: Any
+):
+    model = load_model(policy(FAMILY), "cpu", running.folder)[0]
+    episodes, sender = sample_episodes(Maker(FAMILY)), WeightSender("127.0.0.1", "gloo", 20.0)
+    before = await run_all(engine, episodes, [GREEDY] * 7)
+    alone = StreamPlace(dataclasses.replace(sender.address, timeout_s=0.3), "aborted", 1, 3)
+    with pytest.raises(InfraFailure, match="not received"):
+        await asyncio.to_thread(receive, alone)  # the other receiver never comes
+    kept = await run_all(engine, episodes, [GREEDY] * 7)
+    assert [s.tokens.tolist() for s in kept] == [s.tokens.tolist() for s in before]
+    weights = changed(model, 3, running.folder)
+    assert request(sender.address, 9, "all", 2)
+    sent = asyncio.create_task(asyncio.to_thread(sender.send, 9, weights))
+    await engine.load(9, await asyncio.to_thread(receive, StreamPlace(sender.address, "all", 1, 2)))
+    assert (await sent)["bytes"] == pytest.approx(weights.nbytes, rel=0.01)
+    samples = await run_all(engine, episodes, [GREEDY] * 7)
+    assert max(check_greedy(model, sample, running.spec.banned) for sample in samples) < 1e-4
+    assert [s.tokens.tolist() for s in samples] != [s.tokens.tolist() for s in before]
+    await engine.load(10, None)
 
 
-def test_requests_beyond_the_limits_are_refused_before_vllm(running: RunningEngine):
-    async def body(engine) -> None:
-        maker = Maker(FAMILY, seed=3)
-        session = await engine.open()
-        too_large = maker.view(256, 256)
-        with pytest.raises(BadInput, match="budget"):
-            await session.generate(maker.image(too_large), [too_large], GREEDY)
-        many = [maker.view(16, 16) for _ in range(9)]
-        with pytest.raises(BadInput, match="max_images"):
-            await session.generate([t for v in many for t in maker.image(v)], many, GREEDY)
-        for temperature in (0.001, 3.0):
-            with pytest.raises(BadInput, match="supports temperature"):
-                await session.generate(maker.text(4), [], SamplingParams(temperature))
-        last = await session.generate(
-            maker.text(DIALOGUE.max_context - 3), [], dataclasses.replace(GREEDY, max_tokens=9)
-        )
-        assert (len(last.tokens), last.finish) == (3, "length") or last.finish == "stop"
-        empty = await session.generate(maker.text(5), [], GREEDY)
-        assert (empty.tokens, empty.log_probs, empty.finish) == ([], [], "length")
-
-    running.run(body)
-
-
-def test_a_turn_that_exceeds_the_timeout_is_an_error(running: RunningEngine):
-    async def body(engine) -> None:
-        episode = Episode(Maker(FAMILY, seed=4), [[SIZES[0]]])
-        engine.timeout_s, original = 0.05, engine.timeout_s
-        try:
-            session = await engine.open()
-            with pytest.raises(DeadlineExceeded):
-                await session.generate(*episode.turns[0], SamplingParams(0.0, 1.0, 400))
-        finally:
-            engine.timeout_s = original
-        retried = await session.generate(*episode.turns[0], GREEDY)  # the session is unchanged
-        fresh = (await run_all(engine, [episode], [GREEDY]))[0]
-        assert retried.tokens == fresh.tokens[fresh.mask].tolist()
-
-    running.run(body)
-
-
-OWNER = """
-import asyncio, multiprocessing, sys
-from pathlib import Path
-from running import start
-from tiny_policy import policy
-
-def main():
-    folder = Path(sys.argv[1])
-    for running in start("vllm", folder, policy("qwen2_5_vl", model=str(folder)), "qwen2_5_vl"):
-        print("CHILDREN", *(child.pid for child in multiprocessing.active_children()), flush=True)
-        sys.stdin.read()
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-@pytest.mark.long  # a death of vLLM: below
-def test_vllm_ends_with_the_process_that_started_it(tied: Path, tmp_path: Path):
-    """A generator that is killed leaves no process that holds its memory."""
-    pytest.importorskip("vllm", reason="vLLM's CPU build is not installed (make test installs it)")
-    script, here = tmp_path / "owner.py", Path(__file__).parent
-    script.write_text(OWNER)
-    paths = [str(here), str(here.parent / "unit"), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    owner = subprocess.Popen(
-        [sys.executable, str(script), str(tied)],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+async def test_requests_beyond_the_limits_are_refused_before_vllm(engine: Any):
+    maker = Maker(FAMILY, seed=3)
+    session = await engine.open()
+    too_large = maker.view(256, 256)
+    with pytest.raises(BadInput, match="budget"):
+        await session.generate(maker.image(too_large), [too_large], GREEDY)
+    many = [maker.view(16, 16) for _ in range(9)]
+    with pytest.raises(BadInput, match="max_images"):
+        await session.generate([t for v in many for t in maker.image(v)], many, GREEDY)
+    for temperature in (0.001, 3.0):
+        with pytest.raises(BadInput, match="supports temperature"):
+            await session.generate(maker.text(4), [], SamplingParams(temperature))
+    last = await session.generate(
+        maker.text(DIALOGUE.max_context - 3), [], dataclasses.replace(GREEDY, max_tokens=9)
     )
-    assert owner.stdout is not None
-    line = next((line for line in owner.stdout if line.startswith("CHILDREN")), "")
-    children = [psutil.Process(int(pid)) for pid in line.split()[1:]]
-    assert children
-    owner.kill()
-    owner.wait()
-    _, alive = psutil.wait_procs(children, timeout=10)
-    for process in alive:
-        process.kill()
-    assert not alive
+    assert (len(last.tokens), last.finish) == (3, "length") or last.finish == "stop"
+    empty = await session.generate(maker.text(5), [], GREEDY)
+    assert (empty.tokens, empty.log_probs, empty.finish) == ([], [], "length")
 
 
-def test_the_death_of_vllm_fails_every_pending_request(running: RunningEngine):
-    async def body(engine) -> None:
-        episodes = sample_episodes(Maker(FAMILY, seed=5))[:4]
-        sessions = [await engine.open() for _ in episodes]
-        long = SamplingParams(0.0, 1.0, 300)
-        tasks = [asyncio.create_task(p.run(s, long)) for p, s in zip(episodes, sessions, strict=True)]
-        await asyncio.sleep(0.1)
-        children = multiprocessing.active_children()
-        assert len(children) == 1
-        children[0].kill()
-        results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
-        assert {type(result) for result in results} == {InfraFailure}
-        assert (await engine.health())["alive"] is False
-        with pytest.raises(InfraFailure):
-            await engine.open()
-        for session in sessions:
-            session.close()
-        with pytest.raises(InfraFailure):
-            await engine.load(9, None)
+async def test_a_turn_that_exceeds_the_timeout_is_an_error(running: RunningEngine, engine: Any):
+    episode = Episode(Maker(FAMILY, seed=4), [[SIZES[0]]])
+    engine.timeout_s, original = 0.05, engine.timeout_s
+    try:
+        session = await engine.open()
+        with pytest.raises(DeadlineExceeded):
+            await session.generate(*episode.turns[0], SamplingParams(0.0, 1.0, 400))
+    finally:
+        engine.timeout_s = original
+    retried = await session.generate(*episode.turns[0], GREEDY)  # the session is unchanged
+    fresh = (await run_all(engine, [episode], [GREEDY]))[0]
+    assert retried.tokens == fresh.tokens[fresh.mask].tolist()
 
-    running.run(body)
+
+async def test_the_death_of_vllm_fails_every_pending_request(engine: Any):
+    episodes = sample_episodes(Maker(FAMILY, seed=5))[:4]
+    sessions = [await engine.open() for _ in episodes]
+    long = SamplingParams(0.0, 1.0, 300)
+    tasks = [asyncio.create_task(p.run(s, long)) for p, s in zip(episodes, sessions, strict=True)]
+    await asyncio.sleep(0.1)
+    children = multiprocessing.active_children()
+    assert len(children) == 1
+    children[0].kill()
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+    assert {type(result) for result in results} == {InfraFailure}
+    assert (await engine.health())["alive"] is False
+    with pytest.raises(InfraFailure):
+        await engine.open()
+    for session in sessions:
+        session.close()
+    with pytest.raises(InfraFailure):
+        await engine.load(9, None)

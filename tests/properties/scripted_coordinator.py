@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,11 +62,8 @@ class Generator:
 
     def _rollout(self, request: RolloutRequest) -> tuple[Any, ...]:
         views = [{} for _ in (request.question.media if request.views else ())]
-        return (
-            asyncio.ensure_future(self._group(request.question, request.group_id, request.samples)),
-            {},
-            *views,
-        )
+        group = self._group(request.question, request.group_id, request.samples)
+        return (asyncio.ensure_future(group), {}, *views)
 
     async def _group(self, question: Question, group_id: str, n: int) -> Group:
         version = self.version
@@ -77,9 +74,8 @@ class Generator:
         if random.Random(question.id).random() < self.refused:
             raise DataFailure("not this one", code="over_context")
         self.done[question.id] += 1
-        result = [
-            Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(n)
-        ]
+        episode = Trajectory(question_id=question.id, group_id=group_id, policy_version=version)
+        result = [episode.model_copy() for _ in range(n)]
         return Group(id=group_id, question=question, trajectories=result, policy_version=version)
 
 
@@ -104,24 +100,28 @@ class Scorer:
         return group.model_copy(update={"trajectories": scored})
 
 
-@contextmanager
-def without_ray() -> Iterator[None]:
-    """Questions without Ray Data, actors that are objects of this process."""
+def on_loop(test: Callable[..., Any]) -> Callable[..., None]:
+    """Runs a test on an event loop: questions without Ray Data, actors that are objects of this process."""
 
     def plain(data: DataConfig, seed: int, start: int, *_: Any) -> Iterator[Question]:
         return read_questions(data.train, seed=seed, start=start, limit=data.limit)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coordinators, "question_stream", plain)
-        patch.setattr(coordinators, "actor_handle", lambda actor: actor)
-        quick = RouterTimeouts(60.0, 60.0, retry_pause_s=0.001)
-        patch.setattr(coordinators.RouterTimeouts, "of", lambda _: quick)
-        patch.setattr(ray, "cancel", lambda call: call.cancel())
-        yield
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(coordinators, "question_stream", plain)
+            patch.setattr(coordinators, "actor_handle", lambda actor: actor)
+            quick = RouterTimeouts(60.0, 60.0, retry_pause_s=0.001)
+            patch.setattr(coordinators.RouterTimeouts, "of", lambda _: quick)
+            patch.setattr(ray, "cancel", lambda call: call.cancel())
+            asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60))
+
+    return run
 
 
 RUN = tempfile.TemporaryDirectory(prefix="pixelis-coordinator-")
 
 
-def settings_of(**rft: Any) -> Config:
-    return parse({"policy": {"model": "none"}, "run": {"dir": RUN.name}, "rft": rft})
+def settings_of(sections: dict[str, dict[str, Any]] | None = None, **rft: Any) -> Config:
+    run = {"dir": RUN.name, **(sections or {}).get("run", {})}
+    return parse({"policy": {"model": "none"}, **(sections or {}), "run": run, "rft": rft})

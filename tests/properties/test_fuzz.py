@@ -7,15 +7,16 @@ import functools
 import io
 import json
 import shutil
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from clips import encode
+from format_rows import demonstration_rows, question_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from official_sets import SETS
 from PIL import Image
 
 from pixelis.config import ToolboxConfig
@@ -23,37 +24,25 @@ from pixelis.datasets import readers
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.formats import read_records
 from pixelis.dialogue.dialects import DIALECTS
-from pixelis.errors import BadImage, OperationError, PixelisError
+from pixelis.errors import BadImage, PixelisError
 from pixelis.operations import OPERATIONS
 from pixelis.operations.image import load_image
 from pixelis.operations.scale import Scale
 from pixelis.operations.video import open_clip
 from pixelis.records import ImageView, Question
 
-UNIT = Path(__file__).parents[1] / "unit"
 MAX_PIXELS = 100_000
 LIMITS = ToolboxConfig(max_image_pixels=MAX_PIXELS, max_video_frames=200, max_video_seconds=60.0)
-fuzz = settings(
-    suppress_health_check=[
-        HealthCheck.function_scoped_fixture,
-        HealthCheck.too_slow,
-        HealthCheck.data_too_large,
-    ]
-)
+SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+fuzz = settings(suppress_health_check=SLOW)
 
 # -- mutations -----------------------------------------------------------------------------------------------
 
 EDGES = [b"\0", b"\xff", b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\0\0\0\1"]
 PLACES = st.integers(0, 9999)
-EDITS = st.lists(
-    st.tuples(
-        st.sampled_from(["set", "insert", "delete", "cut", "repeat", "splice"]),
-        PLACES,
-        st.one_of(st.sampled_from(EDGES), st.binary(min_size=1, max_size=8)),
-    ),
-    min_size=1,
-    max_size=6,
-)
+KINDS = st.sampled_from(["set", "insert", "delete", "cut", "repeat", "splice"])
+VALUES = st.one_of(st.sampled_from(EDGES), st.binary(min_size=1, max_size=8))
+EDITS = st.lists(st.tuples(KINDS, PLACES, VALUES), min_size=1, max_size=6)
 
 
 def mutate(data: bytes, edits: list[tuple[str, int, bytes]], other: bytes) -> bytes:
@@ -101,9 +90,8 @@ def pictures() -> list[bytes]:
         out.append(stream.getvalue())
 
     for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
-        add(
-            Image.fromarray(pixels[..., 0].astype(np.uint16)) if mode == "I;16" else full.convert(mode), "PNG"
-        )
+        deep = Image.fromarray(pixels[..., 0].astype(np.uint16))
+        add(deep if mode == "I;16" else full.convert(mode), "PNG")
     for mode in ("L", "RGB", "CMYK"):
         add(full.convert(mode), "JPEG", exif=exif, progressive=mode == "RGB")
     add(full, "WEBP", lossless=True)
@@ -121,17 +109,9 @@ def pictures() -> list[bytes]:
 @functools.cache
 def clips() -> list[bytes]:
     """Six frames of 32 x 32 pixels in several containers."""
-    sys.path.insert(0, str(UNIT))
-    from clips import encode
-
     frames = list(np.random.default_rng(4).integers(0, 256, (6, 32, 32, 3), np.uint8))
-    kinds = [
-        ("mp4", "libx264"),
-        ("matroska", "libx264"),
-        ("avi", "mpeg4"),
-        ("mpegts", "mpeg2video"),
-        ("webm", "libvpx"),
-    ]
+    kinds = [("mp4", "libx264"), ("matroska", "libx264"), ("avi", "mpeg4"), ("mpegts", "mpeg2video")]
+    kinds.append(("webm", "libvpx"))
     return [encode(frames, container, codec) for container, codec in kinds]
 
 
@@ -178,44 +158,32 @@ def test_a_damaged_clip_is_frames_within_the_limit_or_a_bad_image(seed: int, edi
 
 VIEWS = [ImageView(id="img0", view_size=(560, 280)), ImageView(id="obs1", view_size=(280, 560))]
 TURNS = [
-    (
-        '<think>a</think><tool_call>{"name": "zoom_in", "arguments": {"bbox_2d": [1, 2, 30, 40], "label": '
-        '"x"}}</tool_call>'
-    ),
-    (
-        '<think>a</think><tool_call>{"name": "select_frames", "arguments": {"target_frames": [1, '
-        "2]}}</tool_call>"
-    ),
+    """<think>a</think><tool_call>{"name": "zoom_in", "arguments":
+    {"bbox_2d": [1, 2, 30, 40], "label": "x"}}</tool_call>""",
+    """<think>a</think><tool_call>{"name": "select_frames", "arguments":
+    {"target_frames": [1, 2]}}</tool_call>""",
     '<think>a</think><grounding>{"bbox_2d": [0.1, 0.2, 0.5, 0.6], "source": "original_image"}</grounding>',
-    (
-        '<tool_call>{"name": "crop_image_normalized", "arguments": {"bbox_2d": [0, 0.5, 1, 1], '
-        '"target_image": '
-        "1}}</tool_call>"
-    ),
+    """<tool_call>{"name": "crop_image_normalized", "arguments":
+    {"bbox_2d": [0, 0.5, 1, 1], "target_image": 1}}</tool_call>""",
     '<tool_call>[{"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [0, 0, 9, 9]}}]</tool_call>',
     "<think>so</think><answer>\\boxed{\\frac{1}{2}}</answer>",
+    "",
     "Therefore, the final answer is $\\boxed{7}$ Answer: 7",
 ]
-NUMBERS = [
-    "1e999",
-    "-0",
-    "1e-400",
-    "NaN",
-    "Infinity",
-    "9" * 400,
-    "[[[[",
-    "]" * 50,
-    '"\\ud800"',
-    "null",
-    "true",
-    "{}",
-    "\\u0000",
+NUMBERS = ["1e999", "-0", "1e-400", "NaN", "Infinity", "9" * 400, "[[[[", "]" * 50, '"\\ud800"', "null"]
+NUMBERS += ["true", "{}", "\\u0000"]
+TAGS = [
+    "<tool_call>",
+    "</tool_call>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    "<grounding>",
+    "\\boxed{",
+    "{" * 2000,
 ]
-TOKENS = st.one_of(
-    st.sampled_from(NUMBERS),
-    st.text(max_size=6),
-    st.sampled_from(["<tool_call>", "</think>", "\\boxed{", "{" * 2000]),
-)
+TOKENS = st.one_of(st.sampled_from(NUMBERS), st.text(max_size=6), st.sampled_from(TAGS))
+CODES = {"bad_json", "unknown_op", "bad_arguments", "bad_target", "bad_box", "out_of_range", "limit"}
 
 
 @fuzz
@@ -234,32 +202,17 @@ def test_a_damaged_turn_is_an_action_an_answer_or_a_named_error(
     reply = dialect.parse(turn, OPERATIONS, Scale.of(dialect.scale or "thousand", VIEWS))
     assert (reply.action is not None) + (reply.error is not None) + (reply.answer is not None) <= 1
     if reply.error is not None:
-        assert isinstance(reply.error, OperationError)
-        assert reply.error.code
+        assert reply.error.code in CODES
     if reply.action is not None:
         json.dumps(reply.action.model_dump(mode="json"), allow_nan=False)
-    assert dialect.well_formed(turn) in (True, False)
+    if dialect.well_formed(turn):
+        assert reply.action or reply.error or reply.answer is not None
 
 
 # -- data sets and rows --------------------------------------------------------------------------------------
 
-JUNK: list[Any] = [
-    None,
-    True,
-    -1,
-    0,
-    10**30,
-    1e308,
-    float("inf"),
-    float("nan"),
-    "",
-    "x" * 300,
-    "../../etc/passwd",
-    "\ud800",
-    [],
-    {},
-]
-JUNK += [[[]], {"": None}, [10**9], "http://127.0.0.1/x", "1,2,3", -0.0, "NaN"]
+JUNK: list[Any] = [None, True, -1, 0, 10**30, 1e308, float("inf"), float("nan"), "", "x" * 300, [], {}]
+JUNK += ["../../etc/passwd", "\ud800", [[]], {"": None}, [10**9], "http://127.0.0.1/x", "1,2,3", -0.0, "NaN"]
 JSON_EDITS = st.lists(
     st.tuples(PLACES, st.integers(0, 2), st.sampled_from(range(len(JUNK)))), min_size=1, max_size=4
 )
@@ -294,43 +247,6 @@ def mutate_json(value: Any, edits: list[tuple[int, int, int]]) -> Any:
     return value
 
 
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
-    """The tiny data sets of test_readers.py, one a reader: folder and source."""
-    sys.path.insert(0, str(UNIT / "datasets"))
-    import test_readers
-
-    out: dict[str, tuple[Path, str]] = {}
-    original = readers.read
-    folder = Path()
-
-    def keep(source: str) -> Any:
-        name = source.partition(":")[0]
-        if name in readers.READERS and name not in out and str(folder) in source:
-            copied = tmp_path_factory.mktemp(name)
-            shutil.copytree(folder, copied, dirs_exist_ok=True)
-            out[name] = copied, source.replace(str(folder), "FOLDER")
-        return original(source)
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr(readers, "read", keep)
-    for name, test in vars(test_readers).items():
-        code = getattr(test, "__code__", None)
-        if (
-            name.startswith("test_")
-            and code is not None
-            and code.co_varnames[: code.co_argcount] == ("tmp_path",)
-        ):
-            folder = tmp_path_factory.mktemp("example")
-            try:
-                test(folder)
-            except Exception:  # only its files matter here
-                continue
-    patch.undo()
-    assert len(out) > 15, sorted(out)
-    return list(out.values())
-
-
 def check_rows(read: Callable[[], Any]) -> None:
     """Rows are questions that survive JSON, or bad rows with a code."""
     rows = outcome(lambda: list(read()), PixelisError)
@@ -348,67 +264,26 @@ def check_rows(read: Callable[[], Any]) -> None:
 
 @pytest.mark.slow
 @fuzz
-@given(draw=st.data())
+@given(draw=st.data(), name=st.sampled_from(sorted(SETS)))
 def test_a_damaged_data_set_is_questions_and_bad_rows_or_a_typed_error(
-    draw: st.DataObject, sets: list[tuple[Path, str]], tmp_path_factory: pytest.TempPathFactory
+    draw: st.DataObject, name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder, source = draw.draw(st.sampled_from(sets))
-    files = sorted(p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
-    if not files:
-        return
-    name = draw.draw(st.sampled_from(files))
-    work = tmp_path_factory.mktemp("fuzz")
+    folder = tmp_path_factory.mktemp("fuzz")
     try:
-        shutil.copytree(folder, work, dirs_exist_ok=True)
-        content = (work / name).read_bytes()
+        source = SETS[name].write(folder)
+        path = draw.draw(st.sampled_from(sorted(path for path in folder.rglob("*") if path.is_file())))
+        content = path.read_bytes()
         try:
             value, is_json = json.loads(content), True
         except ValueError:
             value, is_json = None, False
         if is_json and draw.draw(st.booleans()):
-            (work / name).write_text(json.dumps(mutate_json(value, draw.draw(JSON_EDITS))), encoding="utf-8")
+            path.write_text(json.dumps(mutate_json(value, draw.draw(JSON_EDITS))), encoding="utf-8")
         else:
-            (work / name).write_bytes(mutate(content, draw.draw(EDITS), content))
-        check_rows(lambda: readers.read(source.replace("FOLDER", str(work))))
+            path.write_bytes(mutate(content, draw.draw(EDITS), content))
+        check_rows(lambda: readers.read(source))
     finally:
-        shutil.rmtree(work)
-
-
-@functools.cache
-def seed_rows() -> list[dict[str, Any]]:
-    """Rows of the formats, as other tests of the product have them."""
-    picture = {"bytes": None, "path": "a.png"}
-    box = [10, 20, 30, 40]
-    return [
-        {
-            "id": "a",
-            "question": "What?",
-            "media": [{"id": "img0", "kind": "image", "uri": "a.png"}],
-            "answers": ["7"],
-        },
-        {"question": "What?", "image": ["a.png"], "answer": ["7"], "qid": "1", "is_video": False},
-        {"image_path": "a.png", "problem": "What?", "solution": "<answer>7</answer>"},
-        {"image": picture, "problem": "What?", "solution": "<answer>7</answer>"},
-        {
-            "messages": [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "7"}],
-            "images": ["a.png"],
-        },
-        {
-            "conversations": [{"from": "human", "value": "<image>What?"}, {"from": "gpt", "value": "7"}],
-            "image": "a.png",
-        },
-        {"prompt": "What?", "answer": "7", "source": "x", "id": "1"},
-        {
-            "data_source": "vstar",
-            "prompt": [{"role": "user", "content": "<image>What?"}],
-            "images": [picture],
-            "ability": "x",
-            "reward_model": {"ground_truth": "7", "style": "model"},
-            "extra_info": {"index": 1, "question": "What?", "answer": "7"},
-        },
-        {"images": ["a.png"], "problem": "<image>What?", "answer": "7"},
-        {"doc_id": "1", "question": "What?", "image": "a.png", "answer": "7", "bbox": box},
-    ]
+        shutil.rmtree(folder)
 
 
 @fuzz
@@ -420,7 +295,7 @@ def seed_rows() -> list[dict[str, Any]]:
 def test_a_damaged_file_of_rows_is_records_and_bad_rows_or_a_typed_error(
     rows: list, edits: list | None, intact_first: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    seeds = seed_rows()
+    seeds = [*question_rows("7", 1).values(), *demonstration_rows("7", 1).values()]
     lines = [json.dumps(mutate_json(seeds[number % len(seeds)], changes)) for number, changes in rows]
     if intact_first:
         lines.insert(0, json.dumps(seeds[rows[0][0] % len(seeds)]))

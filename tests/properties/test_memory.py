@@ -20,6 +20,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from memory_entries import entries, listed, made, vectors
 
 KINDS = ("flat", "hnsw", "ivf")
+
+
+def priority_of(number: int) -> int:
+    return 1 + (number * 7) % 11
+
+
 CHANGES = st.one_of(
     st.tuples(st.just("add"), st.lists(st.integers(0, 60), min_size=1, max_size=8)),
     st.tuples(st.just("delete"), st.lists(st.integers(0, 60), max_size=4)),
@@ -80,25 +86,18 @@ def test_index_and_database_stay_equal(kind: str, changes: list, evict: str, cap
         try:
             for what, value in changes:
                 if what == "add":
-                    members = [
-                        Entry(
-                            made(n, created_at=n * day, user=f"u{n % 3}", priority=1 + (n * 7) % 11), known[n]
-                        )
-                        for n in value
-                    ]
+                    every = {n: {"user": f"u{n % 3}", "priority": priority_of(n)} for n in value}
+                    members = [Entry(made(n, created_at=n * day, **every[n]), known[n]) for n in value]
                     new = shard.add(members)
                     for number, added in zip(value, new, strict=True):
                         assert added == (number not in expected)
                         if not added:
                             continue
                         if len(expected) >= capacity:
-                            first = (
-                                next(iter(expected))
-                                if evict == "fifo"
-                                else min(expected, key=lambda n: expected[n])
-                            )
+                            by_age = iter(expected)
+                            first = next(by_age) if evict == "fifo" else min(expected, key=expected.get)
                             del expected[first]
-                        expected[number] = 1 + (number * 7) % 11
+                        expected[number] = priority_of(number)
                 elif what == "delete":
                     assert shard.delete([f"e{n}" for n in value]) == len({n for n in value if n in expected})
                     expected = {n: p for n, p in expected.items() if n not in value}

@@ -67,9 +67,8 @@ def arguments(draw, name: str) -> dict[str, Any]:
         if draw(st.booleans()):
             place = PLACES.get(field)
             sound = WORDS if place is None else BOXES if place.count == 4 else POINTS
-            result[field] = draw(
-                st.one_of(st.lists(sound, max_size=4) if place and place.many else sound, VALUES)
-            )
+            many = place is not None and place.many
+            result[field] = draw(st.one_of(st.lists(sound, max_size=4) if many else sound, VALUES))
     return result
 
 
@@ -82,9 +81,8 @@ def test_a_result_that_fits_or_an_error_with_a_code(name: str, data):
     kind = data.draw(st.sampled_from(["thousand", "unit", "pixels"]))
     budget = data.draw(st.sampled_from(BUDGETS))
     action = Action(op=name, target=target, arguments=data.draw(arguments(name)))
-    scene = Scene(
-        {"img0": PICTURE, "vid0": clip()}, VIEWS, {}, budget, budget, 1 if budget is UNBOUNDED else 28, kind
-    )
+    multiple = 1 if budget is UNBOUNDED else 28
+    scene = Scene({"img0": PICTURE, "vid0": clip()}, VIEWS, {}, budget, budget, multiple, kind)
     before = PICTURE.copy()
     observation, views = execute(action, scene)
     assert (before == PICTURE).all()

@@ -85,21 +85,17 @@ def test_each_place_comes_back_from_the_scale_of_its_own_image(
     assert (reply.action.op, reply.action.target) == (action.op, target)
     assert set(reply.action.arguments) == set(arguments)
     for name in PLACES:
-        for ours, theirs in zip(
-            np.atleast_2d(arguments[name]), np.atleast_2d(reply.action.arguments[name]), strict=True
-        ):
-            np.testing.assert_allclose(theirs, ours, atol=1e-9)
+        ours, theirs = np.atleast_2d(arguments[name]), np.atleast_2d(reply.action.arguments[name])
+        assert len(ours) == len(theirs)
+        np.testing.assert_allclose(theirs, ours, atol=1e-9)
 
 
 @pytest.mark.parametrize("dialect", [d for d in DIALECTS.values() if d.name != "qwen"], ids=lambda d: d.name)
 def test_other_dialects_write_no_place_they_cannot_read(dialect):
     assert not dialect.offers(EveryPlace)
+    action = Action(op="every_place", target="img0", arguments={"vertex": [0.5, 0.5]})
     with pytest.raises(OperationError):
-        dialect.render(
-            Action(op="every_place", target="img0", arguments={"vertex": [0.5, 0.5]}),
-            Scale.of("thousand", IMAGES),
-            "x",
-        )
+        dialect.render(action, Scale.of("thousand", IMAGES), "x")
 
 
 def test_a_list_of_places_is_limited_and_described():
@@ -109,10 +105,8 @@ def test_a_list_of_places_is_limited_and_described():
     schema = QWEN.schema(EveryPlace, "pixels")["function"]["parameters"]["properties"]
     assert schema["bboxes_2d"]["items"]["minItems"] == 4
     assert schema["bboxes_2d"]["maxItems"] == MAX_PLACES
-    assert (
-        schema["other_bbox_2d"]["description"]
-        == "left, top, right, bottom in pixels of the image `other` as shown"
-    )
+    described = "left, top, right, bottom in pixels of the image `other` as shown"
+    assert schema["other_bbox_2d"]["description"] == described
 
 
 @settings(deadline=None, max_examples=200)
@@ -127,11 +121,7 @@ def test_whole_pixels_of_a_crop_in_full_size_come_back_exactly(width: int, heigh
     box = [x0 / width, y0 / height, x1 / width, y1 / height]
     if rounded:  # as in the data of results
         box = [round(v, 6) for v in box]
-    crop = ImageView(
-        id="obs1",
-        parent="img0",
-        box=(left / width, top / height, right / width, bottom / height),
-        view_size=(right - left, bottom - top),
-    )
+    shown = (left / width, top / height, right / width, bottom / height)
+    crop = ImageView(id="obs1", parent="img0", box=shown, view_size=(right - left, bottom - top))
     inner = [min(max(v, 0.0), 1.0) for v in geometry.relative(crop.box, tuple(box))]
     assert Scale.of("pixels", [crop]).around(inner, "obs1") == [x0 - left, y0 - top, x1 - left, y1 - top]

@@ -17,7 +17,6 @@ from pixelis.policy.losses import Spans, Totals, policy_loss, token_weights
 from pixelis.policy.packing import Prompt, pack, segment
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
-rewards = st.lists(st.one_of(st.none(), st.floats(-5, 5)), max_size=12)
 
 
 @given(
@@ -45,9 +44,8 @@ def test_unpacking_buckets_gives_the_row_back(sizes: list[int]):
 
 
 BASELINES = st.sampled_from(["mean", "loo", "pass_at_k"])
-batches = st.lists(
-    st.lists(st.one_of(st.none(), st.sampled_from([0.0, 1.0]), st.floats(-5, 5)), max_size=7), max_size=5
-)
+REWARDS = st.one_of(st.none(), st.sampled_from([0.0, 1.0]), st.floats(-5, 5))
+batches = st.lists(st.lists(REWARDS, max_size=7), max_size=5)
 
 
 def flat(groups: list[list[float | None]]) -> list[float]:
@@ -97,9 +95,8 @@ def test_no_algorithm_sees_how_the_batch_is_cut_into_micro_batches(
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, 9, (6,), generator=generator)
     sequence = torch.repeat_interleave(torch.arange(6), sizes)
-    new, behaviour, old, reference, entropy = (
-        torch.randn(int(sizes.sum()), generator=generator) * 0.3 for _ in range(5)
-    )
+    noise = [torch.randn(int(sizes.sum()), generator=generator) * 0.3 for _ in range(5)]
+    new, behaviour, old, reference, entropy = noise
     advantages = torch.randn(6, generator=generator)
     overrides = [f"rft.algorithm={name}", f"rft.loss.importance_level={level}", "rft.loss.entropy=0.01"]
     setting = config.load(None, overrides).rft.loss
@@ -109,20 +106,11 @@ def test_no_algorithm_sees_how_the_batch_is_cut_into_micro_batches(
         """The loss of a micro-batch of these sequences, in this order."""
         places = torch.cat([(sequence == m).nonzero()[:, 0] for m in members])
         within = torch.repeat_interleave(torch.arange(len(members)), sizes[members])
-        weights = token_weights(
-            within, sizes[members], setting.aggregate, Totals(int(sizes.sum()), 6), setting.constant_tokens
-        )
-        return policy_loss(
-            new[places],
-            behaviour[places],
-            advantages[members][within],
-            weights,
-            setting,
-            old=old[places],
-            reference=reference[places],
-            entropy=entropy[places],
-            spans=Spans(within, sizes[members]),
-        )[0]
+        totals = Totals(int(sizes.sum()), 6)
+        weights = token_weights(within, sizes[members], setting.aggregate, totals, setting.constant_tokens)
+        more = {"old": old[places], "reference": reference[places], "entropy": entropy[places]}
+        inputs = new[places], behaviour[places], advantages[members][within], weights, setting
+        return policy_loss(*inputs, **more, spans=Spans(within, sizes[members]))[0]
 
     whole = of(torch.arange(6))
     order = torch.randperm(6, generator=generator)
@@ -138,9 +126,8 @@ def test_no_advantage_no_gradient(seed: int):
     generator = torch.Generator().manual_seed(seed)
     new = torch.randn(9, generator=generator).requires_grad_()
     advantages = torch.randn(9, generator=generator) * (torch.arange(9) % 2)
-    loss, _ = policy_loss(
-        new, torch.randn(9, generator=generator), advantages, torch.ones(9), config.LossConfig()
-    )
+    behaviour = torch.randn(9, generator=generator)
+    loss, _ = policy_loss(new, behaviour, advantages, torch.ones(9), config.LossConfig())
     loss.backward()
     assert (new.grad[::2] == 0).all()
 

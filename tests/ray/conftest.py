@@ -1,4 +1,4 @@
-"""Fixtures for the tests on a real cluster: random models, jobs as processes, and the documented metrics."""
+"""Fixtures for the tests on a real cluster: jobs as processes, and the documented metrics."""
 
 from __future__ import annotations
 
@@ -9,39 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-SMALL = {
-    "hidden": 64,
-    "heads": 4,
-    "kv_heads": 2,
-    "layers": 2,
-    "feedforward": 96,
-    "vision_hidden": 32,
-    "vision_layers": 2,
-}
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A function that returns the folder of a random model: ``model()`` or ``model("qwen2_5_vl",
-    embedded=False)``.
-    """
-    from pixelis.nano import architecture
-    from pixelis.nano.tokenizer import build_tokenizer
-
-    folders: dict[tuple[str, bool], Path] = {}
-
-    def make(family: str = "qwen3_vl", embedded: bool = True) -> Path:
-        if (family, embedded) not in folders:
-            folder = tmp_path_factory.mktemp(family)
-            tokenizer = build_tokenizer()
-            random = architecture.build(tokenizer, family, seed=1, **SMALL)  # type: ignore[arg-type]
-            random.config.pixelis_nano = embedded
-            architecture.save(random, tokenizer, folder)
-            folders[family, embedded] = folder
-        return folders[family, embedded]
-
-    return make
 
 
 @pytest.fixture(scope="session")

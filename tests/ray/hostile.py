@@ -1,4 +1,4 @@
-"""Operations that hang, crash or use too much memory. Workers import them as ``hostile:Class``."""
+"""Operations that hang, crash or use too much memory. Workers import them as ``hostile:name``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from pixelis.errors import OperationError
 from pixelis.operations import Operation, OperationArguments, Result, Scene, Target, View
+
+ALL: list[str] = []
+LEAKED: list[Any] = []
 
 
 class TagArguments(OperationArguments):
@@ -22,132 +26,97 @@ class TagArguments(OperationArguments):
     tag: int = 0
 
 
-class Hostile(Operation):
-    """Base class: ``run`` calls ``misbehave``."""
+def operation(
+    misbehave: Callable[[], Result | None], name: str = "", is_quick: bool = False
+) -> type[Operation]:
+    """An operation of the name of this function that does what it does."""
 
-    description = "Misbehave."
-    Arguments = TagArguments
+    class Hostile(Operation):
+        description = "Misbehave."
+        Arguments = TagArguments
+        quick = is_quick
 
-    @classmethod
-    def run(cls, arguments: Any, target: Target, scene: Scene) -> Result:
-        cls.misbehave()
-        return Result(text="survived")
+        @classmethod
+        def run(cls, arguments: Any, target: Target, scene: Scene) -> Result:
+            return misbehave() or Result(text="survived")
 
-    @staticmethod
-    def misbehave() -> None:
-        raise NotImplementedError
-
-
-class Sleep(Hostile):
-    name = "sleep"
-
-    @staticmethod
-    def misbehave() -> None:
-        time.sleep(3600)
+    Hostile.name = name or misbehave.__name__
+    ALL.append(f"hostile:{Hostile.name}")
+    return Hostile
 
 
-class Hold(Hostile):
+def rest() -> None:
+    time.sleep(3600)
+
+
+def go() -> None:
+    os._exit(0)
+
+
+sleep, quick_sleep = operation(rest, "sleep"), operation(rest, "quick_sleep", is_quick=True)
+leave, quick_leave = operation(go, "leave"), operation(go, "quick_leave", is_quick=True)
+
+
+@operation
+def hold() -> None:
     """Sleeps without releasing the GIL."""
-
-    name = "hold"
-
-    @staticmethod
-    def misbehave() -> None:
-        ctypes.PyDLL(None).sleep(3600)
+    ctypes.PyDLL(None).sleep(3600)
 
 
-class Leave(Hostile):
-    name = "leave"
-
-    @staticmethod
-    def misbehave() -> None:
-        os._exit(0)
+@operation
+def exit() -> None:
+    sys.exit(0)
 
 
-class Exit(Hostile):
-    name = "exit"
-
-    @staticmethod
-    def misbehave() -> None:
-        sys.exit(0)
+@operation
+def segfault() -> None:
+    ctypes.string_at(0)
 
 
-class Segfault(Hostile):
-    name = "segfault"
-
-    @staticmethod
-    def misbehave() -> None:
-        ctypes.string_at(0)
-
-
-class EatNumpy(Hostile):
-    name = "eat_numpy"
-
-    @staticmethod
-    def misbehave() -> None:
-        arrays = []
-        while True:
-            # Not written: faulting in the pages would exceed the test's timeout
-            arrays.append(np.empty(10_000_000, np.uint8))
+@operation
+def eat_numpy() -> None:
+    arrays = []
+    while True:
+        # Not written: faulting in the pages would exceed the test's timeout
+        arrays.append(np.empty(10_000_000, np.uint8))
 
 
-class Raise(Hostile):
-    name = "raise"
-
-    @staticmethod
-    def misbehave() -> None:
-        raise KeyError("a bug")
+@operation
+def fail() -> None:
+    raise KeyError("a bug")
 
 
-class Refuse(Hostile):
-    name = "refuse"
-
-    @staticmethod
-    def misbehave() -> None:
-        raise OperationError("not like this", code="bad_arguments")
+@operation
+def refuse() -> None:
+    raise OperationError("not like this", code="bad_arguments")
 
 
-class Huge(Hostile):
-    name = "huge"
-
-    @classmethod
-    def run(cls, arguments: Any, target: Target, scene: Scene) -> Result:
-        return Result(images=[View(np.zeros((8000, 8000, 3), np.uint8))])
+@operation
+def huge() -> Result:
+    return Result(images=[View(np.zeros((8000, 8000, 3), np.uint8))])
 
 
-class Fork(Hostile):
+@operation
+def fork() -> None:
     """Leaves child processes behind, which inherit the worker's sockets, and hangs."""
-
-    name = "fork"
-
-    @staticmethod
-    def misbehave() -> None:
-        for _ in range(3):
-            if os.fork() == 0:
-                time.sleep(3600)
-        subprocess.Popen(["sleep", "20"])
-        time.sleep(3600)
+    for _ in range(3):
+        if os.fork() == 0:
+            time.sleep(3600)
+    subprocess.Popen(["sleep", "20"])
+    time.sleep(3600)
 
 
-class Threads(Hostile):
+@operation
+def threads() -> None:
     """Leaves threads behind that occupy memory."""
-
-    name = "threads"
-
-    @staticmethod
-    def misbehave() -> None:
-        for _ in range(15):
-            memory = np.ones(4_000_000, np.uint8)
-            threading.Thread(target=lambda _: time.sleep(3600), args=(memory,), daemon=True).start()
+    for _ in range(15):
+        memory = np.ones(4_000_000, np.uint8)
+        threading.Thread(target=lambda _: time.sleep(3600), args=(memory,), daemon=True).start()
 
 
-class Leak(Hostile):
-    name = "leak"
-    leaked: ClassVar[list[Any]] = []
-
-    @classmethod
-    def misbehave(cls) -> None:
-        cls.leaked.append(np.ones(30_000_000, np.uint8))
+@operation
+def leak() -> None:
+    LEAKED.append(np.ones(30_000_000, np.uint8))
 
 
 class ProcessInfo(Operation):
@@ -163,31 +132,17 @@ class ProcessInfo(Operation):
         return Result(text=str(os.getpid()), data={"writable": bool(target.picture.flags.writeable)})
 
 
-class QuickSleep(Sleep):
-    name = "quick_sleep"
-    quick = True
-
-
-class QuickLeave(Leave):
-    name = "quick_leave"
-    quick = True
-
-
-ALL = [
-    f"hostile:{name}"
-    for name, kind in list(vars().items())
-    if isinstance(kind, type) and hasattr(kind, "name")
-]
+ALL.append("hostile:ProcessInfo")
 
 if os.environ.get("HOSTILE_OPEN"):  # set for the workers of one test: decoding hangs or crashes by file name
     from pixelis.datasets import media
 
     original = media.load_image
+    bad = {"hang.png": hold, "crash.png": segfault, "eat.png": eat_numpy}
 
     def load_image(source: Any, *limits: Any) -> Any:
-        for word, kind in (("hang", Hold), ("crash", Segfault), ("eat", EatNumpy)):
-            if source == f"{word}.png":
-                kind.misbehave()
+        if source in bad:
+            bad[source].run(None, None, None)  # type: ignore[arg-type]
         return original(source, *limits)
 
     media.load_image = load_image

@@ -1,6 +1,4 @@
-"""Batch sources of the learner: what a step waits for, and recovery when the actor behind a source
-restarts.
-"""
+"""Batch sources of the learner: what a step waits for, and recovery when their actor restarts."""
 
 from __future__ import annotations
 
@@ -29,10 +27,7 @@ pytestmark = pytest.mark.slow
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=16)
 class BatchMaker:
-    """Makes empty batches as Coordinator and Evolution do.
-
-    With ``blocked``, ``step_done`` waits for ``release``.
-    """
+    """Makes empty batches as Coordinator and Evolution do; ``blocked`` until ``release``."""
 
     def __init__(self, blocked: bool):
         self.incarnation, self.begun, self.completed = 0, [], []  # type: ignore[var-annotated]
@@ -116,14 +111,9 @@ def learn(source: RolloutSource, trainer: Any, batch: LearnerBatch) -> StepResul
 def test_an_off_policy_step_does_not_wait_for_the_step_before_except_the_last(
     actors: list[Any], tmp_path: Path
 ) -> None:
-    store = actors[0]
     actors.append(maker := BatchMaker.remote(blocked=True))  # type: ignore[attr-defined]
-    source, trainer = (
-        RolloutSource(
-            config(tmp_path, steps=4, max_off_policy_steps=1), maker, WeightPublisher(store, "rft")
-        ),
-        learner(),
-    )
+    settings, trainer = config(tmp_path, steps=4, max_off_policy_steps=1), learner()
+    source = RolloutSource(settings, maker, WeightPublisher(actors[0], "rft"))
     with source.open(trainer, {}) as batches:
         for _ in range(3):
             assert learn(source, trainer, next(batches)).metrics == {}
@@ -150,10 +140,9 @@ def test_a_restarted_actor_continues_at_the_step_of_the_learner(
     store = actors[0]
     actors.append(maker := BatchMaker.remote(blocked=False))  # type: ignore[attr-defined]
     trainer = learner()
+    source: RolloutSource | UpdateSource = UpdateSource(config(tmp_path), maker, CandidatePublisher(store, 1))
     if kind == "rollouts":
-        source: RolloutSource = RolloutSource(config(tmp_path, steps=9), maker, WeightPublisher(store, "rft"))
-    else:
-        source = UpdateSource(config(tmp_path), maker, CandidatePublisher(store, every=1))
+        source = RolloutSource(config(tmp_path, steps=9), maker, WeightPublisher(store, "rft"))
     with source.open(trainer, {"questions": {"cursor": 0, "ahead": []}}) as batches:
         for _ in range(2):
             learn(source, trainer, next(batches))
@@ -181,10 +170,8 @@ def test_an_actor_that_restarts_again_and_again_ends_the_run_with_its_cause(
             raise InfraFailure("started again", code="restarted")
 
     actors.append(maker := RestartingMaker.remote())  # type: ignore[attr-defined]
-    source, trainer = RolloutSource(config(tmp_path), maker, WeightPublisher(actors[0], "rft")), learner()
-    with (
-        pytest.raises(InfraFailure, match="restarted 5 times") as caught,
-        source.open(trainer, {}) as batches,
-    ):
-        next(batches)
+    source = RolloutSource(config(tmp_path), maker, WeightPublisher(actors[0], "rft"))
+    with pytest.raises(InfraFailure, match="restarted 5 times") as caught:  # noqa: SIM117
+        with source.open(learner(), {}) as batches:
+            next(batches)
     assert unwrap_ray_error(caught.value) is caught.value

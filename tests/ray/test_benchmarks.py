@@ -1,7 +1,4 @@
-"""Smoke run of every benchmark.
-
-The measured values mean nothing here; see benchmarks/README.md for the figures.
-"""
+"""Smoke run of every benchmark. The measured values mean nothing here; see benchmarks/README.md."""
 
 from __future__ import annotations
 
@@ -24,25 +21,13 @@ from pixelis.policy.model_path import fingerprint, resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_cluster")]
 ROOT = Path(__file__).parents[2]
-NAMES = sorted(
-    p.stem for p in (ROOT / "benchmarks").glob("*.py") if "def main" in p.read_text(encoding="utf-8")
-)
+SOURCES = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").glob("*.py")}
+NAMES = sorted(name for name, source in SOURCES.items() if "def main" in source)
 NAMES.remove("service_load")  # the load generator, which `service` starts
 REQUIREMENTS = {"grpo_step": "trl"}
-LONG = {
-    "async_overlap",
-    "capabilities",
-    "conversation",
-    "coordinator",
-    "curriculum",
-    "data_stream",
-    "every_preset",
-    "forgetting",
-    "gpu",
-    "learning_trap",
-    "operations",
-}
-LONG |= {"memory", "one_copy", "rank_recovery", "robustness", "service", "soak", "vote_learning"}
+LONG = {"async_overlap", "capabilities", "conversation", "coordinator", "curriculum", "data_stream"}
+LONG |= {"every_preset", "forgetting", "gpu", "learning_trap", "memory", "one_copy", "operations"}
+LONG |= {"rank_recovery", "robustness", "service", "soak", "vote_learning"}
 """Benchmarks whose smoke run takes half a minute, most of it to start jobs or models."""
 OWN_PROCESS = {"memory"}
 """Benchmarks that fork, which is unsafe in a process with Ray's threads."""
@@ -79,21 +64,16 @@ def test_the_options_of_a_long_benchmark_are_shown(
     "name", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in NAMES]
 )
 def test_a_benchmark_runs(
-    name: str,
-    adapter: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    name: str, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
-    source = (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
+    source = SOURCES[name]
     assert "parse_args(parser" in source, "no smoke run: parse the options with harness.parse_args"
     options = {"--adapter": str(adapter), "--dir": str(tmp_path)}
     if name in REQUIREMENTS and importlib.util.find_spec(REQUIREMENTS[name]) is None:
         pytest.skip(f"{name} requires {REQUIREMENTS[name]}, which is not installed")
-    arguments = [
-        "--smoke",
-        *(part for option, value in options.items() if f'"{option}"' in source for part in (option, value)),
-    ]
+    arguments = ["--smoke"]
+    for option, value in options.items():
+        arguments += [option, value] if f'"{option}"' in source else []
     if name in OWN_PROCESS:
         environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
         command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]

@@ -1,6 +1,4 @@
-"""A chat model behind an address uses operations: its calls run on toolboxes, their pictures come back to
-it.
-"""
+"""A chat model behind an address uses operations: toolboxes run its calls, it gets their pictures."""
 
 from __future__ import annotations
 
@@ -25,17 +23,13 @@ from pixelis.records import Group
 
 pytestmark = pytest.mark.slow
 
-CALL = (
-    '<think>Too small.</think><tool_call>{"name": "zoom_in", "arguments": {"bbox_2d": [500, 0, 1000, '
-    "1000]}}</tool_call>"
-)
+ARGUMENTS = '{"name": "zoom_in", "arguments": {"bbox_2d": [500, 0, 1000, 1000]}}'
+CALL = f"<think>Too small.</think><tool_call>{ARGUMENTS}</tool_call>"
 
 
 def pictures(messages: list[dict[str, Any]]) -> list[Image.Image]:
-    parts = [
-        part for message in messages if isinstance(message["content"], list) for part in message["content"]
-    ]
-    urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+    contents = [message["content"] for message in messages if isinstance(message["content"], list)]
+    urls = [part["image_url"]["url"] for parts in contents for part in parts if part["type"] == "image_url"]
     return [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in urls]
 
 
@@ -63,31 +57,16 @@ def test_a_chat_model_gains_by_operations(
     picture = Image.new("RGB", (224, 112), "red")  # blue on the right, red in the middle
     picture.paste("blue", (140, 0, 224, 112))
     picture.save(tmp_path / "a.png")
-    media = [{"id": "img0", "uri": "a.png"}]
-    rows = [
-        {"id": f"q{i}", "question": f"What is on the right ({i})?", "media": media, "answers": ["blue"]}
-        for i in range(2)
-    ]
-    rows.append({"id": "broken", "question": "A broken call?", "media": media, "answers": ["blue"]})
+
+    asked = {"q0": "What is on the right?", "q1": "What is there?", "broken": "A broken call?"}
+    more = {"media": [{"id": "img0", "uri": "a.png"}], "answers": ["blue"]}
+    rows = [{"id": name, "question": question, **more} for name, question in asked.items()]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    keys = [
-        f"evaluate.api.url={server.url}",
-        "evaluate.api.model=m",
-        "evaluate.api.api_key_env=",
-        "evaluate.api.operations=true",
-    ]
-    keys += [
-        f"data.evaluate={tmp_path / 'rows.jsonl'}",
-        f"run.dir={tmp_path / 'run'}",
-        "run.name=own",
-        "evaluate.direct=true",
-    ]
-    keys += [
-        "dialogue.input.max_pixels=100352",
-        "dialogue.crop.max_pixels=100352",
-        "toolbox.operations=[zoom_in]",
-    ]
-    keys += ["dialogue.max_turns_test=2", "toolbox.workers=1", "evaluate.api.operations=true"]
+    api = {"url": server.url, "model": "m", "api_key_env": "", "operations": "true"}
+    keys = [f"evaluate.api.{name}={value}" for name, value in api.items()]
+    keys += [f"data.evaluate={tmp_path / 'rows.jsonl'}", f"run.dir={tmp_path / 'run'}", "run.name=own"]
+    keys += ["dialogue.input.max_pixels=100352", "dialogue.crop.max_pixels=100352", "evaluate.direct=true"]
+    keys += ["dialogue.max_turns_test=2", "toolbox.workers=1", "toolbox.operations=[zoom_in]"]
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sys, "argv", ["evaluate", *keys])
     try:

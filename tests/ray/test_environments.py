@@ -1,6 +1,4 @@
-"""Environments in toolbox processes: their state stays with the episode, and their end is that of the episode
-by name.
-"""
+"""Environments in toolbox processes: their state stays with the episode, and their end has a name."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -65,36 +64,24 @@ class Counter(Environment):
 
 @pytest.fixture(scope="module")
 def pool(ray_cluster: None) -> Iterator[tuple[asyncio.Runner, ToolboxPool]]:
-    settings = {
-        "environments": [f"{HERE}:Counter"],
-        "timeout_s": 2.0,
-        "memory_bytes": 250_000_000,
-        "workers": 2,
-    }
-    with asyncio.Runner() as runner:
-        pool = runner.run(_pool(settings))
+    limits = {"timeout_s": 2.0, "memory_bytes": 250_000_000}
+    config = parse({"toolbox": {"environments": [f"{HERE}:Counter"], "workers": 2, **limits}})
+    path = os.pathsep.join([str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")])
+    runtime_env = {"env_vars": {"PYTHONPATH": path}}
+    with (
+        asyncio.Runner() as runner,
+        closing(ToolboxPool(config, 32, "thousand", runtime_env=runtime_env)) as pool,
+    ):
+        runner.run(pool.ready())
         yield runner, pool
-        pool.close()
-
-
-async def _pool(settings: dict) -> ToolboxPool:
-    path = os.pathsep.join([str(HERE.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    pool = ToolboxPool(
-        parse({"toolbox": settings}), 32, "thousand", runtime_env={"env_vars": {"PYTHONPATH": path}}
-    )
-    await pool.ready()
-    return pool
 
 
 async def begin(pool: ToolboxPool, count: int) -> list[EnvironmentTools]:
     opened, _ = await pool.open([])
-    tools = [
-        EnvironmentTools(pool, opened, Question(id="q", question="", environment="counter"))
-        for _ in range(count)
-    ]
-    assert {observation.text for observation, _ in await asyncio.gather(*(t.reset() for t in tools))} == {
-        "Count."
-    }
+    question = Question(id="q", question="", environment="counter")
+    tools = [EnvironmentTools(pool, opened, question) for _ in range(count)]
+    results = await asyncio.gather(*(t.reset() for t in tools))
+    assert {observation.text for observation, _ in results} == {"Count."}
     return tools
 
 
@@ -157,30 +144,22 @@ def test_the_end_of_a_process_is_that_of_its_episodes_alone(
 
 @pytest.mark.timeout(900)
 def test_a_policy_trains_in_an_environment(ray_cluster: None, tmp_path: Path) -> None:
-    """Rows with an environment and without one in one run: the policy is shown it, its rewards are
-    measured.
-    """
+    """Rows with an environment and without one in one run."""
+    walk = {"question": "Walk.", "answers": ["x"], "environment": "grid_walk"}
     rows = [
-        {"id": f"w{n}", "question": "Walk.", "answers": ["x"], "environment": "grid_walk"} for n in range(2)
+        walk | {"id": "w0"},
+        walk | {"id": "w1"},
+        {"id": "p", "question": "Which digit?", "answers": ["7"]},
     ]
-    rows += [{"id": "p", "question": "Which digit?", "answers": ["7"]}]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    overrides = [
-        f"run.dir={tmp_path / 'run'}",
-        f"data.train={tmp_path / 'rows.jsonl'}",
-        f"data.evaluate={tmp_path / 'rows.jsonl'}",
-        "rft.evaluate_every=1",
-        "rft.evaluate_first=true",
-        "evaluate.questions=3",
-        "rft.steps=1",
-        "rft.prompts_per_step=3",
-        "rft.group_size=2",
-        "rft.loss.entropy=0.001",  # so that the learner also computes rollouts without an advantage
-        "toolbox.operations=[]",
-        f"toolbox.environments=['{WALK}']",
-        "rewards.weights={accuracy: 0.5, format: 0.5, environment: 1.0}",
-        "telemetry.trajectories=8",
-    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    overrides = [f"run.dir={tmp_path / 'run'}", f"data.train={file}", f"data.evaluate={file}"]
+    overrides += ["rft.evaluate_every=1", "rft.evaluate_first=true", "evaluate.questions=3"]
+    overrides += ["rft.steps=1", "rft.prompts_per_step=3", "rft.group_size=2", "dialogue.max_turn_tokens=16"]
+    overrides += ["telemetry.trajectories=8"]
+    overrides += ["rft.loss.entropy=0.001"]  # so that the learner also computes rollouts without an advantage
+    overrides += ["toolbox.operations=[]", f"toolbox.environments=['{WALK}']"]
+    overrides += ["rewards.weights={accuracy: 0.5, format: 0.5, environment: 1.0}"]
     config = absolute(load("configs/nano/rft.yaml", overrides))
     with run_folder(config, config.data.train), placement.placed(config) as actors:
         rft.run(config, actors)

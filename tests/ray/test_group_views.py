@@ -26,11 +26,7 @@ pytestmark = pytest.mark.slow
 SIDE = 256
 """Of the policy's view. It takes 197 KB; Ray keeps objects below 100 KB elsewhere."""
 OVERRIDES = ["dialogue.max_context=640", "dialogue.max_turn_tokens=4", "toolbox.workers=1", "toolbox.cpus=0"]
-OVERRIDES += [
-    f"dialogue.input.min_pixels={SIDE**2}",
-    f"dialogue.input.max_pixels={SIDE**2}",
-    "toolbox.cache_bytes=0",
-]
+OVERRIDES += [f"dialogue.input.{end}_pixels={SIDE**2}" for end in ("min", "max")] + ["toolbox.cache_bytes=0"]
 
 
 @pytest.fixture(scope="module")
@@ -50,24 +46,17 @@ def picture(seed: int, side: int = 2 * SIDE) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
 
 
-class Caller:
-    """A process that asks a generator, as a Coordinator or a gateway does."""
+def ask(router: GeneratorRouter, uri: str, stream: bool = False) -> RolloutResult:
+    """A group of two rollouts about a picture, as a Coordinator or a gateway asks for it."""
+    question = Question(id="q", question="which?", media=[Media(id="img0", uri=uri)])
+    request = RolloutRequest(question, "g", 2, SamplingParams(max_tokens=4), max_turns=1)
 
-    def __init__(self, generator: ActorHandle):
-        self.generator = generator
-        self.router = GeneratorRouter([generator], follows=True)
+    async def last() -> RolloutResult:
+        items = [item async for item in router.episodes(request, stream=stream)]
+        assert isinstance(items[-1], RolloutResult)
+        return items[-1]
 
-    def ask(self, uri: str, stream: bool = False, **options: object) -> RolloutResult:
-        """A group of two rollouts about a picture."""
-        question = Question(id="q", question="which?", media=[Media(id="img0", uri=uri)])
-        request = RolloutRequest(question, "g", 2, SamplingParams(max_tokens=4), max_turns=1, **options)  # type: ignore[arg-type]
-
-        async def last() -> RolloutResult:
-            items = [item async for item in self.router.episodes(request, stream=stream)]
-            assert isinstance(items[-1], RolloutResult)
-            return items[-1]
-
-        return asyncio.run(asyncio.wait_for(last(), 120))
+    return asyncio.run(asyncio.wait_for(last(), 120))
 
 
 def view_of(result: RolloutResult) -> np.ndarray:
@@ -81,21 +70,20 @@ def view_of(result: RolloutResult) -> np.ndarray:
 def test_groups_that_show_a_picture_share_its_view_until_the_last_of_them_is_released(
     generator: ActorHandle, tmp_path: Path
 ) -> None:
-    caller, uri = Caller(generator), str(tmp_path / "picture.png")
+    router, uri = GeneratorRouter([generator], follows=True), str(tmp_path / "picture.png")
     Image.fromarray(picture(0)).save(uri)
     base, created = held_bytes(), stored_bytes()
-    groups = [caller.ask(uri)]
+    groups = [ask(router, uri)]
     view = SIDE * SIDE * 3
     assert stored_bytes() - created < picture(0).nbytes + 1.05 * view
-    groups += [caller.ask(uri, stream=stream) for stream in (False, True)]
-    assert stored_bytes() - created < 3 * picture(0).nbytes + 1.05 * view, (
-        "each group opens the picture, none stores its view"
-    )
+    groups += [ask(router, uri, stream=stream) for stream in (False, True)]
+    opened = 3 * picture(0).nbytes  # each group opens the picture, none stores its view
+    assert stored_bytes() - created < opened + 1.05 * view
     wait_until(lambda: held_bytes() - base < 1.05 * view)
     assert all(np.array_equal(view_of(group), view_of(groups[0])) for group in groups)
     assert view_of(groups[0]).shape == (SIDE, SIDE, 3)
     del groups[:2]
-    assert np.array_equal(view_of(groups[0]), view_of(caller.ask(uri)))
+    assert np.array_equal(view_of(groups[0]), view_of(ask(router, uri)))
     groups.clear()
     wait_until(lambda: held_bytes() <= base)
 
@@ -103,9 +91,10 @@ def test_groups_that_show_a_picture_share_its_view_until_the_last_of_them_is_rel
 def test_a_group_shows_the_new_picture_of_a_file_that_has_changed(
     generator: ActorHandle, tmp_path: Path
 ) -> None:
-    caller, uri, shown = Caller(generator), str(tmp_path / "picture.png"), []
+    router, uri = GeneratorRouter([generator], follows=True), str(tmp_path / "picture.png")
+    shown = []
     for seed in (1, 2, 2):
         Image.fromarray(picture(seed, SIDE)).save(uri)
-        shown.append(caller.ask(uri))
+        shown.append(ask(router, uri))
     for group, seed in zip(shown, (1, 2, 2), strict=True):
         assert np.array_equal(view_of(group), picture(seed, SIDE))

@@ -15,11 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def run_on_nodes(tmp_path: Path, nodes: list[dict[str, float]], body: str) -> Any:
-    """Run `body` in a driver on a cluster of these Ray nodes, which are processes of this machine; return its
-    `result`.
-
-    A process of its own, because the other tests share a cluster.
-    """
+    """The `result` of `body` in a driver process of its own, on a cluster of these Ray nodes."""
     script = f"""
     import json, os
     import ray
@@ -130,7 +126,7 @@ def test_groups_devices_and_messages_on_two_nodes(tmp_path: Path) -> None:
         for group in groups:
             reservations.release(group)
 
-        result["what is left"] = reservations.fitting_learners(config("learner.gpus=1"), (8, 4, 2), 5)[:2]
+        result["what is left"] = reservations.fitting_learners(config("learner.gpus=1"), (8, 4, 2), 2)[:2]
         """,
     )
     ids = [(*ids, node) for ids, _, node in result["generators"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,23 @@ from pixelis.policy.adapters import Adapter
 pytestmark = pytest.mark.slow
 
 
+Make = Callable[..., ray.actor.ActorHandle]
+
+
+@pytest.fixture
+def make(ray_cluster: None, tmp_path: Path) -> Iterator[Make]:
+    """A function that starts a store that keeps so many versions."""
+    stores = []
+
+    def start(*keep: int) -> ray.actor.ActorHandle:
+        stores.append(PolicyStore.remote(str(tmp_path), None, *keep))  # type: ignore[attr-defined]
+        return stores[-1]
+
+    yield start
+    for store in stores:
+        ray.kill(store)
+
+
 def adapter(value: float) -> Adapter:
     tensors = {"layer.A": np.full((2, 3), value, np.float32), "layer.B": np.full((4, 2), value, np.float32)}
     return Adapter(tensors, alpha=2, rank=2, base_sha256="base")
@@ -25,8 +43,12 @@ def stored(store: ray.actor.ActorHandle, version: int) -> Adapter | None:
     return ray.get(ref)
 
 
-def test_versions_count_up_and_old_ones_are_pruned(ray_cluster: None, tmp_path: Path) -> None:
-    store = PolicyStore.remote(str(tmp_path), None, 3)
+def statuses(store: ray.actor.ActorHandle) -> list[str]:
+    return [version.status.value for version in ray.get(store.list.remote())]
+
+
+def test_versions_count_up_and_old_ones_are_pruned(make: Make, tmp_path: Path) -> None:
+    store = make(3)
     published = [ray.get(store.publish.remote(adapter(i), "rft", i)) for i in range(1, 7)]
     assert published == [1, 2, 3, 4, 5, 6]
     assert ray.get(store.publish.remote(adapter(6), "rft", 6)) == 6
@@ -42,13 +64,10 @@ def test_versions_count_up_and_old_ones_are_pruned(ray_cluster: None, tmp_path: 
     assert ray.get(store.promoted.remote()) == 6
     assert np.array_equal(stored(store, 5).tensors["layer.B"], adapter(5).tensors["layer.B"])
     assert ray.get(store.publish.remote(adapter(7), "rft", 7)) == 7
-    ray.kill(store)
 
 
-def test_a_restarted_learner_withdraws_versions_after_its_checkpoint(
-    ray_cluster: None, tmp_path: Path
-) -> None:
-    store = PolicyStore.remote(str(tmp_path), None, 2)
+def test_a_restarted_learner_withdraws_versions_after_its_checkpoint(make: Make) -> None:
+    store = make(2)
     for i in range(1, 6):
         ray.get(store.publish.remote(adapter(i), "rft", i))
     assert ray.get(store.publish.remote(adapter(2), "rft", 2, restart=True)) == 2
@@ -59,14 +78,11 @@ def test_a_restarted_learner_withdraws_versions_after_its_checkpoint(
     assert ray.get(store.promoted.remote()) == 3
     assert ray.get(store.publish.remote(adapter(9), "rft", 4)) == 6, "other weights never get a used number"
     assert ray.get(store.promoted.remote()) == 6
-    assert [v.status.value for v in ray.get(store.list.remote())][3:] == [
-        *("promoted", "rolled_back", "rolled_back", "promoted")
-    ]
-    ray.kill(store)
+    assert statuses(store)[3:] == ["promoted", "rolled_back", "rolled_back", "promoted"]
 
 
-def test_rollback_works_after_any_number_of_refused_candidates(ray_cluster: None, tmp_path: Path) -> None:
-    store = PolicyStore.remote(str(tmp_path), None, 2)
+def test_rollback_works_after_any_number_of_refused_candidates(make: Make) -> None:
+    store = make(2)
     first, second = (ray.get(store.publish.remote(adapter(i), "evolve", i)) for i in (1, 2))
     for i in range(3, 8):
         ray.get(store.roll_back.remote(ray.get(store.publish.remote(adapter(i), "evolve", i, {}, False))))
@@ -77,23 +93,15 @@ def test_rollback_works_after_any_number_of_refused_candidates(ray_cluster: None
         ray.get(store.roll_back.remote(0))
     with pytest.raises(MissingFile, match="version 3"):
         ray.get(store.promote.remote(3))  # refused, its weights are pruned
-    ray.kill(store)
 
 
-def test_promoting_an_earlier_version_withdraws_the_later_ones(ray_cluster: None, tmp_path: Path) -> None:
-    store = PolicyStore.remote(str(tmp_path), None)
+def test_promoting_an_earlier_version_withdraws_the_later_ones(make: Make) -> None:
+    store = make()
     for i in (1, 2, 3):
         ray.get(store.publish.remote(adapter(i), "evolve", i))
     candidate = ray.get(store.publish.remote(adapter(4), "evolve", 4, {}, False))
     ray.get(store.promote.remote(1))
     assert ray.get(store.promoted.remote()) == 1
-    assert [v.status.value for v in ray.get(store.list.remote())] == [
-        "promoted",
-        "promoted",
-        "rolled_back",
-        "rolled_back",
-        "candidate",
-    ]
+    assert statuses(store) == ["promoted", "promoted", "rolled_back", "rolled_back", "candidate"]
     ray.get(store.promote.remote(candidate))
     assert ray.get(store.promoted.remote()) == candidate
-    ray.kill(store)

@@ -1,6 +1,4 @@
-"""A shortened quickstart from a built wheel in an empty folder: SFT, RFT, evaluation, HTTP, adaptation,
-report.
-"""
+"""A shortened quickstart from a built wheel in an empty folder."""
 
 from __future__ import annotations
 
@@ -25,20 +23,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SHORT = [
     *("sft.steps=20", "sft.evaluate_every=10", "sft.validation_size=6", "sft.evaluate_episodes=2"),
     *("rft.steps=2", "rft.prompts_per_step=4", "evaluate.questions=6", "telemetry.trajectories=4"),
-    *(
-        "evolution.batch=2",
-        "evolution.gate=0.3",
-        "evolution.canary.count=8",
-        "evolution.canary.risk=1",
-        "quickstart.stream=8",
-    ),
+    *("evolution.batch=2", "evolution.gate=0.3", "quickstart.stream=8"),
+    *("evolution.canary.count=8", "evolution.canary.risk=1"),
 ]
 
 
 def free_port() -> int:
-    """A free port below those that the system gives to others: Ray's processes take hundreds before the port
-    is used.
-    """
+    """A free port below those that the system gives to others, of which Ray's processes take hundreds."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -48,30 +39,18 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the installed wheel of this checkout, without dependencies; those come from the test
-    environment.
-    """
+    """A folder with the installed wheel of this checkout; dependencies come from the test environment."""
     source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    ignore = shutil.ignore_patterns("__pycache__")
     for name in ("pixelis", "configs"):
-        shutil.copytree(
-            ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    build = [
-        *pip,
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(source / "dist"),
-        str(source),
-    ]
-    subprocess.run(build, check=True)
-    (wheel,) = (source / "dist").glob("*.whl")
-    subprocess.run([*pip, "install", "-q", "--no-deps", "--target", str(site), str(wheel)], check=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    built = source / "dist"
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", built, source], check=True)
+    (wheel,) = built.glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel], check=True)
     return site
 
 
@@ -82,30 +61,15 @@ def test_the_quickstart_runs_from_a_wheel_in_an_empty_folder(
     empty.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     print_location = [sys.executable, "-c", "import pixelis; print(pixelis.__file__)"]
-    assert subprocess.check_output(print_location, cwd=empty, env=environment, text=True).startswith(
-        str(installed)
+    location = subprocess.check_output(print_location, cwd=empty, env=environment, text=True)
+    assert location.startswith(str(installed))
+    command = [sys.executable, "-m", "pixelis.jobs.cli", "quickstart", *SHORT, f"run.dir={tmp_path}/run"]
+    command.append(f"serve.port={free_port()}")
+    done = subprocess.run(
+        command, cwd=empty, env=environment, capture_output=True, text=True, timeout=800, check=False
     )
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "pixelis.jobs.cli",
-            "quickstart",
-            *SHORT,
-            f"run.dir={tmp_path}/run",
-            f"serve.port={free_port()}",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=empty,
-        env=environment,
-    )
-    try:
-        output, errors = process.communicate(timeout=800)
-    finally:
-        process.kill()
-    assert process.returncode == 0, errors[-3000:]
+    output, errors = done.stdout, done.stderr
+    assert done.returncode == 0, errors[-3000:]
     assert "Traceback" not in errors
 
     folder = tmp_path / "run"
@@ -133,14 +97,10 @@ def test_the_quickstart_runs_from_a_wheel_in_an_empty_folder(
     assert "http://" not in report.replace("http://www.w3.org", "")
     steps = events.read(folder / "rft", "step/policy")
     assert [row["step"] for row in steps] == [1, 2]
+    patterns = [pattern for pattern, _ in documented_metrics.values()]
+    required = [pattern for pattern, always in documented_metrics.values() if always]
     for row in steps:
-        logged = {key for key in row if "/" in key}
-        assert {
-            key for key in logged if not any(p.fullmatch(key) for p, _ in documented_metrics.values())
-        } == set()
-        assert {
-            name
-            for name, (p, always) in documented_metrics.items()
-            if always and not any(map(p.fullmatch, logged))
-        } == set()
+        logged = [key for key in row if "/" in key]
+        assert [key for key in logged if not any(pattern.fullmatch(key) for pattern in patterns)] == []
+        assert [pattern for pattern in required if not any(map(pattern.fullmatch, logged))] == []
     assert (folder / "rft" / "rollouts.jsonl").read_text().count("\n") == 2 * 2

@@ -1,10 +1,8 @@
-"""Rollouts on real actors: complete groups, every question once, versions of weights, and errors.
-
-See tests/chaos for faults.
-"""
+"""Rollouts on real actors: complete groups, versions of weights, errors. Faults: tests/chaos."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,16 +13,13 @@ import numpy as np
 import pytest
 import ray
 from exported import ACTOR_METRICS, missing
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from placed_actors import PlacedJob, check_group, random_adapter, temporary
+from placed_actors import PlacedJob, check_group, placed_job, random_adapter, temporary
 
 from pixelis.actors import cluster, placement
 from pixelis.actors.coordinator import RolloutBatch
 from pixelis.actors.group_views import fetch_groups
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.toolbox import Call, Toolbox
-from pixelis.config import parse
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadInput, DataFailure
 from pixelis.policy.adapters import save_adapter
@@ -33,67 +28,40 @@ from pixelis.telemetry.metrics import publish
 
 pytestmark = pytest.mark.slow
 
-MakeModel = Callable[..., Path]
-
 
 @pytest.fixture(scope="module")
-def placed(
-    ray_cluster: None, model: MakeModel, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[PlacedJob]:
-    """A job with two generators and one scorer; a random model with a random initial adapter."""
-    folder, run = model(), tmp_path_factory.mktemp("run")
-    config = parse(
-        {
-            "run": {"dir": str(run), "name": "rollouts"},
-            "policy": {"model": str(folder), "lora": {"rank": 4, "alpha": 8}},
-            "engine": {"workers": 2},
-            "dialogue": {"max_turn_tokens": 12},
-            "rft": {"steps": 3, "prompts_per_step": 3, "group_size": 2},
-            "rewards": {"weights": {"accuracy": 1.0, "format": 0.1, "curiosity": 1.0}},
-        }
-    )
-    adapter = random_adapter(folder, seed=0)
-    save_adapter(adapter, run / "start" / "step_00000007")
-    with placement.placed(config, learner=False, initial=str(run / "start" / "step_00000007")) as actors:
-        yield PlacedJob(config, actors, adapter)
+def placed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlacedJob]:
+    rft = {"steps": 3, "prompts_per_step": 3, "group_size": 2}
+    weights = {"accuracy": 1.0, "format": 0.1, "curiosity": 1.0}
+    run = tmp_path_factory.mktemp("run")
+    with placed_job("nano", run, rft=rft, rewards={"weights": weights}) as job:
+        yield job
 
 
 def learn(
     coordinator: Any, steps: int, world: int, version: int, after: Callable[[int], int] | None = None
 ) -> list[list[RolloutBatch]]:
-    """Take batches as a learner of ``world`` ranks; return them by step and rank. after: publishes, returns
-    the version.
-    """
+    """The batches of a learner by step and rank. after: publishes, returns the version."""
     ray.get(coordinator.begin.remote(0, {}, version), timeout=120)
     batches = []
     for step in range(steps):
-        shares = ray.get(
-            [coordinator.next_batch.remote(rank, world, step) for rank in range(world)], timeout=240
-        )
-        batches.append(shares)
+        calls = [coordinator.next_batch.remote(rank, world, step) for rank in range(world)]
+        batches.append(ray.get(calls, timeout=240))
         version = after(step) if after else version
         ray.get(coordinator.step_done.remote(step, version), timeout=120)
     assert ray.get(coordinator.next_batch.remote(0, world, steps), timeout=60) is None
     return batches
 
 
-@settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(
-    groups=st.integers(1, 2),
-    world=st.integers(1, 3),
-    size=st.integers(2, 4),
-    staleness=st.integers(0, 2),
-    steps=st.integers(1, 3),
+@pytest.mark.parametrize(
+    ("groups", "world", "size", "staleness", "steps"), [(1, 2, 2, 0, 2), (2, 3, 3, 1, 3)]
 )
 def test_groups_are_complete_and_every_question_is_used_once(
     placed: PlacedJob, groups: int, world: int, size: int, staleness: int, steps: int
 ) -> None:
     questions = groups * world
-    with temporary(
-        placed.coordinator(
-            prompts_per_step=questions, group_size=size, max_off_policy_steps=staleness, steps=steps
-        )
-    ) as coordinator:
+    rft = {"prompts_per_step": questions, "group_size": size, "max_off_policy_steps": staleness}
+    with temporary(placed.coordinator(steps=steps, **rft)) as coordinator:
         batches = learn(coordinator, steps, world, version=0)
     used = []
     for shares in batches:
@@ -111,7 +79,7 @@ def test_groups_are_complete_and_every_question_is_used_once(
 
 
 def test_a_batch_is_rolled_out_with_the_last_published_weights(placed: PlacedJob) -> None:
-    adapters = [random_adapter(Path(placed.config.policy.model), seed=i) for i in (1, 2)]
+    adapters = [random_adapter("nano", seed=i) for i in (1, 2)]
 
     def publish(step: int) -> int:
         return ray.get(placed.actors.store.publish.remote(adapters[step], "rft", step + 1))
@@ -128,14 +96,10 @@ def test_a_batch_is_rolled_out_with_the_last_published_weights(placed: PlacedJob
 def test_bad_questions_end_the_run_with_their_error_without_retries(
     placed: PlacedJob, tmp_path: Path
 ) -> None:
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"id": "a", "question": "?", "answers": ["1"]}\n{"id": "b"}\n')
-    broken = tmp_path / "broken.jsonl"
-    row = (
-        '{{"id": "{0}", "question": "?", "answers": ["1"], "media": [{{"id": "img0", "uri": '
-        '"{1}/no.png"}}]}}\n'
-    )
-    broken.write_text("".join(row.format(i, tmp_path) for i in range(20)))
+    bad, broken, row = tmp_path / "bad.jsonl", tmp_path / "broken.jsonl", {"question": "?", "answers": ["1"]}
+    bad.write_text(json.dumps(row | {"id": "a"}) + '\n{"id": "b"}\n')
+    row["media"] = [{"id": "img0", "uri": f"{tmp_path}/no.png"}]
+    broken.write_text("\n".join(json.dumps(row | {"id": str(i)}) for i in range(20)))
     (tmp_path / "no.png").write_bytes(b"no picture")
     for source, kind, words in (
         (bad, BadInput, ("row 2", "column question")),
@@ -160,10 +124,9 @@ def test_the_driver_raises_the_error_of_a_generator_that_cannot_start(
     """The error is the generator's own, without a traceback of another process."""
     policy = placed.config.policy.model_copy(update={"model": str(tmp_path)})
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    config = placed.config.model_copy(
-        update={"policy": policy, "run": placed.config.run.model_copy(update={"dir": str(tmp_path)})}
-    )
-    config = config.model_copy(update={"engine": config.engine.model_copy(update={"workers": 1, "cpus": 0})})
+    run = placed.config.run.model_copy(update={"dir": str(tmp_path)})
+    engine = placed.config.engine.model_copy(update={"workers": 1, "cpus": 0})
+    config = placed.config.model_copy(update={"policy": policy, "run": run, "engine": engine})
     with pytest.raises(BadInput) as caught, placement.placed(config, learner=False):
         pass
     assert "llama" in caught.value.message
@@ -174,7 +137,7 @@ def test_the_driver_raises_the_error_of_a_generator_that_cannot_start(
 def test_a_run_from_another_checkpoint_discards_the_versions_in_its_folder(
     placed: PlacedJob, tmp_path: Path
 ) -> None:
-    first, second = (random_adapter(Path(placed.config.policy.model), seed=i) for i in (11, 12))
+    first, second = (random_adapter("nano", seed=i) for i in (11, 12))
     save_adapter(first, tmp_path / "a")
     save_adapter(second, tmp_path / "b")
 
@@ -184,7 +147,7 @@ def test_a_run_from_another_checkpoint_discards_the_versions_in_its_folder(
             (ref,) = ray.get(store.get.remote(0))
             count = len(ray.get(store.list.remote()))
             digest = ray.get(ref).sha256()
-            ray.get(store.publish.remote(random_adapter(Path(placed.config.policy.model), seed=13), "rft", 1))
+            ray.get(store.publish.remote(random_adapter("nano", seed=13), "rft", 1))
         return count, digest
 
     assert weights(tmp_path / "a") == (1, first.sha256())
@@ -211,7 +174,6 @@ def test_the_metrics_of_rollouts_and_steps_are_exported(
         view = ImageView(id="img0", source_size=(64, 64), view_size=(64, 64))
         call = Call(Action(op="zoom_in", arguments={"box": [0, 0, 500, 500]}), [view], {}, {"img0": 0})
         ray.get(toolbox.execute.remote([call], 10.0, image))
-    expected = {
-        key for key in ACTOR_METRICS if key.startswith(("rollouts/", "engine/", "scorer/", "toolbox/"))
-    }
-    assert missing(expected - {"scorer/unscored"} | set(steps)) == set()
+    parts = "rollouts/", "engine/", "scorer/", "toolbox/"
+    expected = {key for key in ACTOR_METRICS if key.startswith(parts)} - {"scorer/unscored"}
+    assert missing(expected | set(steps)) == set()

@@ -1,6 +1,4 @@
-"""Jobs on a cluster as documented: `ray start --head`, `ray job submit --working-dir .`, with token
-authentication.
-"""
+"""Jobs as documented: `ray start --head`, `ray job submit --working-dir .`, with a token."""
 
 from __future__ import annotations
 
@@ -17,11 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 import pytest
+from placed_actors import wait_until
 
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
@@ -34,14 +33,9 @@ RAY = str(Path(sys.executable).with_name("ray"))
 
 
 def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 @pytest.fixture(scope="module")
@@ -55,44 +49,31 @@ def head() -> Iterator[tuple[str, dict[str, str]]]:
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])  # an activated environment
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
     env |= {"RAY_JOB_STOP_WAIT_TIME_S": "30"}
-    names = (
-        "port",
-        "dashboard-port",
-        "dashboard-agent-listen-port",
-        "metrics-export-port",
-        "ray-client-server-port",
-    )
+    names = "", "dashboard-", "dashboard-agent-listen-", "metrics-export-", "ray-client-server-"
     ports = dict(zip(names, free_ports(len(names)), strict=True))
-    flags = [f"--{name}={port}" for name, port in ports.items()]
-    flags += [
-        f"--temp-dir={home}/ray",
-        "--num-cpus=4",
-        "--object-store-memory=200000000",
-        "--disable-usage-stats",
-    ]
+    flags = [f"--{name}port={port}" for name, port in ports.items()]
+    flags += [f"--temp-dir={home}/ray", "--num-cpus=4", "--object-store-memory=200000000"]
     log = (home / "head.log").open("w")
-    command = [RAY, "start", "--head", "--block", "--node-ip-address=127.0.0.1", *flags]
+    command = [RAY, "start", "--head", "--block", "--disable-usage-stats", "--node-ip-address=127.0.0.1"]
+    command += flags
     process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        wait_for_port(ports["dashboard-port"], process, home / "head.log")
-        yield f"http://127.0.0.1:{ports['dashboard-port']}", env
+        wait_until(lambda: listens(ports["dashboard-"]) or process.poll() is not None, 120, 0.5)
+        assert process.poll() is None, (home / "head.log").read_text()
+        yield f"http://127.0.0.1:{ports['dashboard-']}", env
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, number)
-                process.wait(timeout=10)
+                process.wait(timeout=3)
         log.close()
         shutil.rmtree(home, ignore_errors=True)
 
 
-def wait_for_port(port: int, process: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.5)
-    raise AssertionError(log.read_text())
+def listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 def run(command: list[str], env: dict[str, str], cwd: Path = ROOT) -> subprocess.CompletedProcess:
@@ -122,10 +103,8 @@ def test_a_submitted_job_writes_its_checkpoint_to_the_run_folder_when_it_is_stop
     client = {**env, "RAY_API_SERVER_ADDRESS": address}
     del client["RAY_AUTH_MODE"]
     # The adapter of an SFT run would only cost time here.
-    overrides = (
-        "policy.adapter=null rft.steps=500 rft.prompts_per_step=2 rft.group_size=2 "
-        "learner.checkpoint_every=500"
-    )
+    overrides = "policy.adapter=null rft.steps=500 rft.prompts_per_step=2 rft.group_size=2 toolbox.workers=1"
+    overrides += " learner.checkpoint_every=500 dialogue.max_turn_tokens=16"
     script = "\n".join([export, *submission]).replace(" -- ", " --no-wait --submission-id first -- ")
     submitted = run(["bash", "-ec", f"{script} {overrides}"], client, tmp_path)
     assert submitted.returncode == 0, submitted.stderr
@@ -149,9 +128,8 @@ def test_a_submitted_job_writes_its_checkpoint_to_the_run_folder_when_it_is_stop
 @pytest.mark.long  # of Ray; above: the right token
 def test_a_client_without_the_token_is_refused(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     address, env = head
-    client = {name: value for name, value in env.items() if name != "RAY_AUTH_MODE"} | {
-        "RAY_API_SERVER_ADDRESS": address
-    }
+    client = {**env, "RAY_API_SERVER_ADDRESS": address}
+    del client["RAY_AUTH_MODE"]
     without = run(["bash", "-ec", "\n".join(documented()[1:])], client, tmp_path)
     assert without.returncode != 0
     assert "authentication token" in without.stderr.lower(), "docs/cluster.md explains this error"
@@ -168,14 +146,6 @@ def test_the_head_lists_the_metrics_of_every_node_for_prometheus(head: tuple[str
         assert time.monotonic() < deadline, [page[:200] for page in pages]
         time.sleep(1)
         listed = json.loads((home / "ray/prom_metrics_service_discovery.json").read_text())
-        pages = [metrics(target) for entry in listed for target in entry["targets"]]
-
-
-def metrics(target: str) -> str:
-    """The page of a metrics address, or why there is none: addresses are listed before their servers
-    listen.
-    """
-    try:
-        return httpx.get(f"http://{target}/metrics", trust_env=False).text
-    except httpx.TransportError as error:
-        return repr(error)
+        for target in (target for entry in listed for target in entry["targets"]):
+            with suppress(httpx.TransportError):  # addresses are listed before their servers listen
+                pages.append(httpx.get(f"http://{target}/metrics", trust_env=False).text)

@@ -15,15 +15,8 @@ from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from scripted import KEY
 
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-]
-FLAGS += ["--disable-component-update", "--disable-sync"]
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+FLAGS += ["--disable-background-networking", "--disable-component-update"]
 TIMEOUT_MS = 30_000
 expect.set_options(timeout=TIMEOUT_MS)
 Opened = Callable[..., Page]
@@ -73,15 +66,8 @@ def views(browser: Browser, url: str) -> Iterator[Opened]:
 
 
 def picture(width: int = 72, height: int = 48) -> dict[str, Any]:
-    buffer = io.BytesIO()
-    pixels = (
-        np.random.default_rng(1)
-        .integers(0, 255, (height // 8, width // 8, 3))
-        .astype(np.uint8)
-        .repeat(8, 0)
-        .repeat(8, 1)
-    )
-    Image.fromarray(pixels).save(buffer, "PNG")
+    cells, buffer = np.random.default_rng(1).integers(0, 255, (height // 8, width // 8, 3)), io.BytesIO()
+    Image.fromarray(cells.astype(np.uint8).repeat(8, 0).repeat(8, 1)).save(buffer, "PNG")
     return {"name": "own.png", "mimeType": "image/png", "buffer": buffer.getvalue()}
 
 

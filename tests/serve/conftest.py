@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
+import openai
 import pytest
 import ray
 from browser_helpers import Opened, chromium, views
@@ -18,6 +19,7 @@ from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import Config, load
 from pixelis.serve import app
 from pixelis.serve.agent_types import Backends
+from pixelis.serve.keys import KeyFile, key_file
 
 GENERATORS = ("scripted-0", "scripted-1")
 EVOLUTION, EMBEDDER = "evolution-under-test", "embedder-under-test"
@@ -26,31 +28,17 @@ EVOLUTION, EMBEDDER = "evolution-under-test", "embedder-under-test"
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Config]:
     """The configuration of the deployed service, with further overrides."""
-    own = [
-        "engine.workers=2",
-        "engine.max_num_seqs=8",
-        "serve.samples=4",
-        "serve.replicas=1",
-        "serve.max_queue=2",
-        "serve.timeout_s=5",
-    ]
-    own += [
-        "serve.max_body_bytes=1000000",
-        "serve.max_question_chars=500",
-        "toolbox.max_image_pixels=1000000",
-    ]
-    own += ["dialogue.max_images=3", "evolution.batch=2", "evolution.queue=4", "evolution.cold_start=0"]
-    own += [
-        "evolution.canary.enabled=false",
-        "evolution.per_minute=6000",
-        "serve.per_minute=100000",
-        "memory.cpus=0",
-    ]
+    limits = ["engine.workers=2", "engine.max_num_seqs=8", "serve.samples=4", "serve.replicas=1"]
+    limits += ["serve.max_queue=2", "serve.timeout_s=5", "serve.max_body_bytes=1000000"]
+    limits += ["serve.max_question_chars=500", "toolbox.max_image_pixels=1000000", "dialogue.max_images=3"]
+    limits += ["serve.per_minute=100000", "memory.cpus=0"]
+    own = ["evolution.batch=2", "evolution.queue=4", "evolution.cold_start=0", "evolution.per_minute=6000"]
+    own += ["evolution.canary.enabled=false"]
     own += ["evolution.max_share_per_question=1"]  # tests ask the same question again
-    own += ["telemetry.traces=file", "telemetry.logs=true"]
     own += ["evolution.neighbours.k=0"]  # earlier tests' experiences must not vote
+    own += ["telemetry.traces=file", "telemetry.logs=true"]
     own += [f"serve.port={free_port()}", f"run.dir={tmp_path_factory.mktemp('served')}"]
-    return lambda *more: load(None, [*own, *more])
+    return lambda *more: load(None, [*limits, *own, *more])
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +73,23 @@ def deployed(backends: Backends, settings: Callable[..., Config]) -> Iterator[De
     generators = [ray.get_actor(name) for name in GENERATORS]
     yield Deployed(config, url, generators, ray.get_actor(EVOLUTION))
     app.stop()
+
+
+@pytest.fixture(scope="session")
+def client(deployed: Deployed) -> Iterator[openai.OpenAI]:
+    """OpenAI's client of the deployed service."""
+    with openai.OpenAI(base_url=f"{deployed.url}/v1", api_key=KEY, max_retries=0, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def file(deployed: Deployed) -> Iterator[KeyFile]:
+    """The keys of the deployed service, which are gone after the test: other gateways of its run would require
+    one.
+    """
+    file = KeyFile(key_file(deployed.config))
+    yield file
+    file.path.unlink(missing_ok=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

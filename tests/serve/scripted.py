@@ -104,13 +104,11 @@ class ScriptedGenerator:
                 if request.text and first and first[0].role == "assistant":
                     for letter in first[0].text:
                         yield [(0, letter)]
+                turns = [(sample, t.turns[place], t.id) for sample, t in enumerate(group.trajectories)]
+                bare = {"tokens": [], "log_probs": []}
                 yield [
-                    (
-                        sample,
-                        t.turns[place].model_copy(update={"tokens": [], "log_probs": []}),
-                        views[t.id][1:] if t.turns[place].role == "tool" else [],
-                    )
-                    for sample, t in enumerate(group.trajectories)
+                    (sample, turn.model_copy(update=bare), views[id][1:] if turn.role == "tool" else [])
+                    for sample, turn, id in turns
                 ]
                 if pause:
                     await asyncio.sleep(float(pause[1]))
@@ -163,10 +161,8 @@ class ScriptedGenerator:
             answers = [mended[1]]
         if "recall" in script:  # the earlier answers and how many pictures came with each question
             counts = "".join(str(len(exchange.media)) for exchange in question.history)
-            answers = [
-                "".join(exchange.answer for exchange in question.history)
-                + f" {counts} of {len(question.media)}"
-            ]
+            earlier = "".join(exchange.answer for exchange in question.history)
+            answers = [f"{earlier} {counts} of {len(question.media)}"]
         episodes = [
             self._episode(question, group_id, answers[i % len(answers)], request.operations)
             for i in range(request.samples)
@@ -182,12 +178,11 @@ class ScriptedGenerator:
         return group, {t.id: views for t, views in episodes}
 
     def _episode(
-        self, question, group_id: str, answer: str, operations: bool
-    ) -> tuple[Trajectory, list[np.ndarray]]:  # type: ignore[no-untyped-def]
+        self, question: Question, group_id: str, answer: str, operations: bool
+    ) -> tuple[Trajectory, list[np.ndarray]]:
         picture = question.media[0] if question.media else Media(id="none", uri="none")
-        images = [
-            ImageView(id="img0", source_size=(picture.width or 8, picture.height or 8), view_size=(8, 8))
-        ]
+        source = picture.width or 8, picture.height or 8
+        images = [ImageView(id="img0", source_size=source, view_size=(8, 8))]
         views = [np.full((8, 8, 3), 10, np.uint8)]
         turns = [Turn(role="user", text=question.question, tokens=[1, 2, 3], images=["img0"])]
         if operations:
@@ -195,33 +190,20 @@ class ScriptedGenerator:
             crop = ImageView(id="obs1", parent="img0", box=box, source_size=(4, 4), view_size=(8, 8))
             images.append(crop)
             views.append(np.full((8, 8, 3), 200, np.uint8))
-            observation = Observation(status="ok", id="obs1", text="obs1 = zoom_in(img0)", images=[crop])
-            turns += [
-                Turn(
-                    role="assistant",
-                    text="zoom",
-                    tokens=[4],
-                    log_probs=[-0.1],
-                    action=Action(op="zoom_in", arguments={"box": box}),
-                ),
-                Turn(role="tool", tokens=[5], images=["obs1"], observation=observation),
-            ]
-        no_answer = answer == "none"
-        turns.append(
-            Turn(
-                role="assistant",
-                text=f"<answer>{answer}</answer>",
-                tokens=[6, 1000 + ord(answer[0])],
-                log_probs=[-0.2, -0.3],
-            )
-        )
+            seen = Observation(status="ok", id="obs1", text="obs1 = zoom_in(img0)", images=[crop])
+            action = Action(op="zoom_in", arguments={"box": box})
+            turns.append(Turn(role="assistant", text="zoom", tokens=[4], log_probs=[-0.1], action=action))
+            turns.append(Turn(role="tool", tokens=[5], images=["obs1"], observation=seen))
+        tokens, text = [6, 1000 + ord(answer[0])], f"<answer>{answer}</answer>"
+        turns.append(Turn(role="assistant", text=text, tokens=tokens, log_probs=[-0.2, -0.3]))
+        reached = answer != "none"
         trajectory = Trajectory(
             question_id=question.id,
             group_id=group_id,
             images=images,
             turns=turns,
-            answer=None if no_answer else answer,
-            stop_reason=StopReason.LENGTH if no_answer else StopReason.ANSWER,
+            answer=answer if reached else None,
+            stop_reason=StopReason.ANSWER if reached else StopReason.LENGTH,
             policy_version=self.version,
         )
         return trajectory, views

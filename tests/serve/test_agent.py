@@ -3,79 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import contextlib
 import dataclasses
 import gc
-import io
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import ray
-from PIL import Image
-from ray.actor import ActorHandle
-from scripted import ScriptedGenerator, picture_url
+from scripted import picture_url
 
 from pixelis.actors.embedder import Embedder
-from pixelis.actors.group_views import GroupViews
-from pixelis.actors.memory import Memory
 from pixelis.actors.memory_shard import place_shards
 from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
-from pixelis.evolution import privacy
-from pixelis.records import Feedback, Question, UpdateTask, Verdict
+from pixelis.records import UpdateTask
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer, Backends, TurnEvent
 
 pytestmark = pytest.mark.slow
 
-GENERATORS = ("agent-generator-0", "agent-generator-1")
-
 
 @ray.remote(num_cpus=0)
 class RecordingEvolution:
-    """Records the tasks and feedback that an Evolution actor would receive."""
+    """Records the experiences from which an Evolution actor would learn."""
 
     def __init__(self) -> None:
-        self.tasks: list[tuple[UpdateTask, Any, Verdict, Question]] = []
-        self.feedbacks: list[tuple[str, Feedback]] = []
-        self.unclear: list[tuple[str, int]] = []
+        self.ids: list[str] = []
 
-    async def submit(
-        self,
-        task: UpdateTask,
-        views: GroupViews,
-        verdict: Verdict,
-        question: Question,
-        originals: dict[str, ray.ObjectRef],
-        unclear: int,
-    ) -> bool:
-        assert originals.keys() == {media.id for media in question.media}
-        self.tasks.append((task, await views.get(), verdict, question))
-        self.unclear.append((task.user, unclear))
+    async def submit(self, task: UpdateTask, *others: Any) -> bool:
+        self.ids.append(task.experience_id)
         return True
 
-    async def feedback(self, experience_id: str, feedback: Feedback, by: str) -> None:
-        self.feedbacks.append((experience_id, feedback))
-
-    async def unclear_votes(self) -> list[tuple[str, int]]:
-        return self.unclear
-
-    async def received(self) -> tuple[list[Any], list[Any]]:
-        return self.tasks, self.feedbacks
-
-
-@pytest.fixture(scope="module")
-def generators(ray_cluster: None) -> Iterator[list[ActorHandle]]:
-    actors = [ScriptedGenerator.options(name=name).remote(i) for i, name in enumerate(GENERATORS)]
-    ray.get([actor.health.remote() for actor in actors])
-    yield actors
-    for actor in actors:
-        ray.kill(actor)
+    async def received(self) -> list[str]:
+        return self.ids
 
 
 @pytest.fixture(scope="module")
@@ -89,31 +51,21 @@ def embedder(ray_cluster: None) -> Iterator[str]:
 class Environment:
     """A memory and a recording Evolution for the agents of a test."""
 
-    def __init__(self, folder: Path, name: str, embedder: str | None, *overrides: str):
+    def __init__(self, folder: Path, name: str, generators: tuple[str, ...], embedder: str, *overrides: str):
         # A long timeout, because most tests do not depend on it and the machine may be busy.
-        self.overrides = [
-            f"run.dir={folder}",
-            "memory.cpus=0",
-            "evolution.cold_start=0",
-            "memory.timeout_s=5",
-            *overrides,
-        ]
+        own = [f"run.dir={folder}", "memory.cpus=0", "evolution.cold_start=0", "memory.timeout_s=5"]
+        self.overrides = [*own, *overrides]
         names, self.shards = place_shards(load(None, self.overrides), name)
         self.evolution = RecordingEvolution.options(name=f"{name}-evolution").remote()
         ray.get([shard.health.remote() for shard in self.shards])
-        self.backends = Backends(GENERATORS, "pixelis", f"{name}-evolution", tuple(names), embedder)
+        self.backends = Backends(generators, "pixelis", f"{name}-evolution", tuple(names), embedder)
 
-    def agent(self, *overrides: str) -> Agent:
-        return Agent(load(None, [*self.overrides, *overrides]), self.backends)
+    def agent(self, *overrides: str, **changes: Any) -> Agent:
+        return Agent(load(None, [*self.overrides, *overrides]), dataclasses.replace(self.backends, **changes))
 
     def close(self) -> None:
         for actor in [*self.shards, self.evolution]:
             ray.kill(actor)
-
-    def received(self) -> tuple[dict[str, tuple[Any, ...]], dict[str, Feedback]]:
-        """Submissions and feedback by experience id."""
-        tasks, feedbacks = ray.get(self.evolution.received.remote())
-        return {task[0].experience_id: task for task in tasks}, dict(feedbacks)
 
     def totals(self) -> dict[str, int]:
         stats = ray.get([shard.stats.remote() for shard in self.shards])
@@ -125,9 +77,10 @@ class Environment:
 
 @pytest.fixture(scope="module")
 def environment(
-    generators: list[ActorHandle], embedder: str, tmp_path_factory: pytest.TempPathFactory
+    backends: Backends, embedder: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Environment]:
-    env = Environment(tmp_path_factory.mktemp("agent"), "agent-tests", embedder, "memory.shards=2")
+    folder = tmp_path_factory.mktemp("agent")
+    env = Environment(folder, "agent-tests", backends.generators, embedder, "memory.shards=2")
     yield env
     env.close()
 
@@ -137,40 +90,26 @@ def ask(question: str, size: tuple[int, int] = (40, 30), **changes: Any) -> Agen
     return AgentQuery(question, [picture_url(size)], **options)
 
 
-def agent_without_memory(*overrides: str, **changes: Any) -> Agent:
-    return Agent(load(None, list(overrides)), Backends(GENERATORS, "pixelis", **changes))
+def agent_without_memory(backends: Backends) -> Agent:
+    return Agent(load(None, []), Backends(backends.generators, backends.namespace))
 
 
 def run(work: Coroutine[Any, Any, Any], seconds: float = 30.0) -> Any:
     return asyncio.run(asyncio.wait_for(work, seconds))
 
 
-async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float = 25.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 25.0) -> None:
     async with asyncio.timeout(seconds):
-        while True:
-            result = condition()
-            if result if isinstance(result, bool) else await result:
-                return
+        while not await condition():
             await asyncio.sleep(0.02)
 
 
-async def count(generators: list[ActorHandle], name: str) -> int:
-    return sum([(await g.counters.remote()).get(name, 0) for g in generators])
+# -- answers and failures ------------------------------------------------------------------------------------
 
 
-# -- answers and events --------------------------------------------------------------------------------------
-
-
-def test_samples_vote(generators: list[ActorHandle]) -> None:
-    answer = run(agent_without_memory().answer(ask("say 8,7,7,7")))
-    assert (answer.verdict.answer, answer.verdict.confidence, answer.winner.answer) == ("7", 0.75, "7")
-    assert answer.winner is answer.group.trajectories[1]
-    assert (answer.neighbours, answer.cold_start, answer.experience_id) == ([], False, None)
-
-
-def test_requests_in_progress_share_a_decoded_picture(generators: list[ActorHandle]) -> None:
+def test_requests_in_progress_share_a_decoded_picture(backends: Backends) -> None:
     async def decode() -> None:
-        agent = agent_without_memory()
+        agent = agent_without_memory(backends)
         first, second = await asyncio.gather(agent.decode(ask("say 7")), agent.decode(ask("say 8")))
         other = await agent.decode(ask("say 7", (50, 30)))
         assert first.full == second.full != other.full
@@ -182,12 +121,20 @@ def test_requests_in_progress_share_a_decoded_picture(generators: list[ActorHand
     run(decode())
 
 
-# -- failures and deadlines ----------------------------------------------------------------------------------
+def test_a_generator_that_dies_during_a_stream_starts_a_new_attempt(backends: Backends) -> None:
+    generator = ray.get_actor(backends.generators[0])
 
+    async def back() -> bool:  # for the other tests
+        try:
+            return bool(await generator.health.remote())
+        except ray.exceptions.RayActorError:
+            return False
 
-def test_a_generator_that_dies_during_a_stream_starts_a_new_attempt(generators: list[ActorHandle]) -> None:
     async def watch() -> list[Any]:
-        return [item async for item in agent_without_memory().stream(ask("say 7 fall0", samples=2))]
+        stream = agent_without_memory(backends).stream(ask("say 7 fall0", samples=2))
+        items = [item async for item in stream]
+        await until(back)
+        return items
 
     *events, answer = run(watch())
     attempts = [event.attempt for event in events]
@@ -195,14 +142,6 @@ def test_a_generator_that_dies_during_a_stream_starts_a_new_attempt(generators: 
     assert attempts[0] == 0
     assert sum(event.attempt == 1 for event in events if isinstance(event, TurnEvent)) == 6
     assert answer.verdict.answer == "7"
-
-    async def back() -> bool:  # for the other tests
-        try:
-            return bool(await generators[0].health.remote())
-        except ray.exceptions.RayActorError:
-            return False
-
-    run(until(back))
 
 
 # -- memory and evolution ------------------------------------------------------------------------------------
@@ -225,56 +164,18 @@ def test_a_cold_start_answers_with_the_first_answer_and_learns_nothing(environme
 
     *cold, warm = run(scenario())
     for answer in cold:
-        assert (answer.verdict.strategy, answer.verdict.reason, answer.verdict.neighbours) == (
-            "direct",
-            "cold_start",
-            0,
-        )
-        assert (answer.verdict.answer, answer.winner.answer) == ("7", "7"), (
-            "a sample without an answer is no answer"
-        )
-        assert (len(answer.verdict.votes), answer.retrieval_id, answer.cold_start) == (1, "", True)
+        verdict = answer.verdict
+        assert (verdict.strategy, verdict.reason, verdict.neighbours) == ("direct", "cold_start", 0)
+        assert verdict.answer == answer.winner.answer == "7", "a sample without an answer is no answer"
+        assert (len(verdict.votes), answer.retrieval_id, answer.cold_start) == (1, "", True)
     assert warm.verdict.strategy == "majority"
     assert len(warm.group.trajectories) == 4
     assert {cold[0].experience_id, cold[1].experience_id} <= {n.experience.id for n in warm.neighbours}
     assert all(v.source == "sample" for v in warm.verdict.votes)  # cold answers have no vote
-    tasks, _ = environment.received()
-    assert warm.experience_id in tasks
-    assert not {cold[0].experience_id, cold[1].experience_id} & set(tasks)
+    learnt = set(ray.get(environment.evolution.received.remote()))
+    assert warm.experience_id in learnt
+    assert not {cold[0].experience_id, cold[1].experience_id} & learnt
     assert environment.change(before)["successes"] == 0
-
-
-def test_an_answer_is_stored_and_learnt_from(environment: Environment) -> None:
-    async def scenario() -> tuple[Answer, Any, Any]:
-        agent = environment.agent()
-        answer = await agent.answer(
-            ask("say 7,7,7,8 write to jane.doe@example.org", user=privacy.pseudonym("jane"))
-        )
-        await agent.drain()
-        assert agent.memory is not None
-        return (
-            answer,
-            await agent.memory.get(answer.experience_id or ""),
-            await agent.memory.pictures(answer.experience_id or ""),
-        )
-
-    answer, stored, pictures = run(scenario())
-    assert stored.verdict.answer == "7"
-    assert stored.priority == pytest.approx(0.5 * 0.25 + 0.25)
-    assert stored.user == privacy.pseudonym("jane")
-    text = stored.model_dump_json()
-    assert "data:image" not in text
-    assert "jane" not in text
-    assert "[EMAIL_" in stored.question.question
-    assert set(pictures) == {"img0", "obs1"}
-    assert Image.open(io.BytesIO(pictures["obs1"])).size == (8, 8)
-    task, views, verdict, question = environment.received()[0][answer.experience_id or ""]
-    assert (task.pseudo_label, task.confidence) == ("7", 0.75)
-    assert task.trajectories[3].reward < task.trajectories[0].reward
-    assert set(views) == {t.id for t in task.trajectories}
-    assert verdict.answer == "7"
-    assert "jane" not in question.model_dump_json()
-    assert "data:image" not in task.model_dump_json()
 
 
 def test_a_repeated_question_is_found_and_credited_once(environment: Environment) -> None:
@@ -300,54 +201,14 @@ def test_a_repeated_question_is_found_and_credited_once(environment: Environment
 
 
 @pytest.mark.long
-def test_a_picture_alone_finds_its_experience_with_the_real_embedder(environment: Environment) -> None:
-    agent, owner = environment.agent(), privacy.pseudonym("photographer")
-
-    def photo(number: int, format: str) -> str:
-        buffer = io.BytesIO()
-        cells = np.random.default_rng(number).integers(0, 255, (6, 6, 3)).astype(np.uint8)
-        Image.fromarray(cells.repeat(40, 0).repeat(40, 1)).save(buffer, format)
-        return f"data:image/{format.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-    async def found() -> list[str]:
-        for i in range(4):
-            query = AgentQuery(f"say {i} of the photo", [photo(i, "PNG")], 2, SamplingParams(), user=owner)
-            assert (await agent.answer(query)).remembered == "yes"
-        results = [
-            await agent.search(AgentQuery("", [photo(i, "JPEG")], 1, SamplingParams(), False), 1, owner, 20.0)
-            for i in range(4)
-        ]
-        return [result.neighbours[0].experience.verdict.answer or "" for result in results]
-
-    assert run(found()) == ["0", "1", "2", "3"]
-
-
-@pytest.mark.long
-def test_a_task_says_how_many_votes_of_its_user_were_unclear_before(environment: Environment) -> None:
-    ann, bob = privacy.pseudonym("ann of few clear votes"), privacy.pseudonym("bob of clear votes")
-
-    async def scenario() -> None:
-        agent = environment.agent()
-        for text, voter in (("7,7,8,9", ann), ("7", bob), ("5,6,8,9", ann), ("7", ann), ("7", ann)):
-            await agent.answer(ask(f"say {text} of clearness", voter=voter))
-            await agent.drain()
-
-    run(scenario())
-    counts = [
-        (user, unclear)
-        for user, unclear in ray.get(environment.evolution.unclear_votes.remote())
-        if user in (ann, bob)
-    ]
-    assert counts == [(bob, 0), (ann, 2), (ann, 0)]
-
-
-@pytest.mark.long
 def test_a_dead_memory_or_embedder_costs_only_its_timeout(environment: Environment, tmp_path: Path) -> None:
-    async def scenario(env: Environment, kill: bool) -> None:
-        agent = env.agent("memory.timeout_s=0.3")
+    backends = environment.backends
+    doomed = Environment(tmp_path, "agent-doomed", backends.generators, backends.embedder or "")
+
+    async def scenario(agent: Agent, kill: bool) -> None:
         await agent.answer(ask("say 7", remember=not kill))
         await agent.drain()
-        for shard in env.shards if kill else []:
+        for shard in doomed.shards if kill else []:
             ray.kill(shard)
         started = time.monotonic()
         answer = await agent.answer(ask("say 7", samples=3, remember=not kill))
@@ -355,42 +216,8 @@ def test_a_dead_memory_or_embedder_costs_only_its_timeout(environment: Environme
         assert (answer.verdict.partial, answer.verdict.answer, len(answer.verdict.votes)) == (True, "7", 3)
         await agent.drain()
 
-    environment.backends, original = (
-        dataclasses.replace(environment.backends, embedder="agent-nobody"),
-        environment.backends,
-    )
     try:
-        run(scenario(environment, kill=False))
-    finally:
-        environment.backends = original
-    doomed = Environment(tmp_path, "agent-doomed", original.embedder)
-    try:
-        run(scenario(doomed, kill=True))
+        run(scenario(environment.agent("memory.timeout_s=0.3", embedder="agent-nobody"), kill=False))
+        run(scenario(doomed.agent("memory.timeout_s=0.3"), kill=True))
     finally:
         doomed.close()
-
-
-@pytest.mark.long
-def test_a_replaced_memory_shard_is_found(ray_cluster: None, tmp_path: Path) -> None:
-    """As when Serve restarts the actors: with the same names and folders."""
-    config = load(None, [f"run.dir={tmp_path}", "memory.cpus=0", "memory.timeout_s=5"])
-    names, (first,) = place_shards(config, "agent-again")
-
-    async def scenario() -> None:
-        memory = Memory(names, "pixelis", config.memory)
-        assert await memory.list(1) == []
-        ray.kill(first)
-        with contextlib.suppress(ray.exceptions.RayActorError):
-            await first.health.remote()
-        (second,) = place_shards(config, "agent-again")[1]
-        try:
-            await until(lambda: _listed(memory))
-            assert (await memory.stats())["memory/shards_away"] == 0
-        finally:
-            ray.kill(second)
-
-    run(scenario(), 60)
-
-
-async def _listed(memory: Memory) -> bool:
-    return await memory.list(1) == []

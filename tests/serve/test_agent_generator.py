@@ -7,6 +7,7 @@ import base64
 import contextlib
 import io
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,23 +54,20 @@ def question() -> Question:
     return Question(id="q", question="How many shapes are there?", media=media)
 
 
-def test_a_streamed_group_equals_its_events(generator: ActorHandle) -> None:
-    async def listen() -> tuple[list[Any], Group, dict[str, Any]]:
-        items = []
-        async for ref in generator.stream.remote(
-            RolloutRequest(question(), "g", 3, SamplingParams(1.0, seed=5), max_turns=3, text=True)
-        ):
-            items.append(await ref)
-        *events, group, added, (picture,) = items
-        return (
-            [event for together in events for event in together],
-            group,
-            {id: [picture, *own] for id, own in added.items()},
-        )
+def agent(*overrides: str) -> Agent:
+    return Agent(load(None, [*OVERRIDES, *overrides]), Backends(("streaming-generator",), "pixelis"))
 
-    events, group, views = asyncio.run(asyncio.wait_for(listen(), 60))
-    written = "".join(text for _, text in (event for event in events if len(event) == 2))
-    events = [event for event in events if len(event) == 3]
+
+def test_a_streamed_group_equals_its_events(generator: ActorHandle) -> None:
+    request = RolloutRequest(question(), "g", 3, SamplingParams(1.0, seed=5), max_turns=3, text=True)
+
+    async def listen() -> list[Any]:
+        return [await ref async for ref in generator.stream.remote(request)]
+
+    *together, group, added, (picture,) = asyncio.run(asyncio.wait_for(listen(), 60))
+    sent, views = [*chain(*together)], {id: [picture, *own] for id, own in added.items()}
+    written = "".join(text for _, text in (event for event in sent if len(event) == 2))
+    events = [event for event in sent if len(event) == 3]
     assert written == "".join(turn.text for turn in group.trajectories[0].turns if turn.is_policy)
     assert set(views) == {t.id for t in group.trajectories}
     for sample, trajectory in enumerate(group.trajectories):
@@ -118,22 +116,20 @@ def test_cancelled_episodes_leave_no_session(generator: ActorHandle, stream: boo
     """An open session would delay the next version forever."""
 
     async def leave() -> None:
-        agent = Agent(load(None, OVERRIDES), Backends(("streaming-generator",), "pixelis"))
-        query = AgentQuery(
-            "How many shapes are there?", [picture_url((64, 64))], 8, SamplingParams(1.0), max_turns=3
-        )
+        own, picture = agent(), picture_url((64, 64))
+        query = AgentQuery("How many shapes are there?", [picture], 8, SamplingParams(1.0), max_turns=3)
         with contextlib.suppress(TimeoutError):  # a fast machine may finish the first one
             for seconds in (0.02, 0.05, 0.1):
                 if stream:
-                    async with asyncio.timeout(5), contextlib.aclosing(agent.stream(query)) as items:
+                    async with asyncio.timeout(5), contextlib.aclosing(own.stream(query)) as items:
                         await anext(items)
                 else:
-                    await asyncio.wait_for(agent.answer(query), seconds)
+                    await asyncio.wait_for(own.answer(query), seconds)
         async with asyncio.timeout(60):
             while (health := await generator.health.remote())["sessions"] or health["pending"]:
                 await asyncio.sleep(0.05)
         assert await generator.load.remote(0) == 0
-        assert isinstance(await agent.answer(query), Answer)
+        assert isinstance(await own.answer(query), Answer)
 
     asyncio.run(asyncio.wait_for(leave(), 120))
 
@@ -143,15 +139,13 @@ def test_conversations_and_questions_without_pictures_are_answered(generator: Ac
     sampling, picture = SamplingParams(1.0, seed=1), picture_url((64, 64))
 
     async def ask() -> list[Answer]:
-        agent = Agent(load(None, OVERRIDES), Backends(("streaming-generator",), "pixelis"))
+        asked: Any = {"question": "Which digit is in it?", "samples": 2, "sampling": sampling, "max_turns": 2}
         queries = [
-            AgentQuery(
-                "Which digit is in it?", [picture, picture], 2, sampling, max_turns=2, history=history
-            ),
-            AgentQuery("Which digit is in it?", [picture], 2, sampling, max_turns=2),
-            AgentQuery("Which digit is in it?", [], 2, sampling, operations=False, max_turns=2),
+            AgentQuery(images=[picture, picture], history=history, **asked),
+            AgentQuery(images=[picture], **asked),
+            AgentQuery(images=[], operations=False, **asked),
         ]
-        return [await agent.answer(query) for query in queries]
+        return [await agent().answer(query) for query in queries]
 
     second, alone, blind = asyncio.run(asyncio.wait_for(ask(), 60))
     turns = second.winner.turns
@@ -168,14 +162,13 @@ def test_a_clip_is_seen_in_frames_and_read_by_the_operations(generator: ActorHan
     url = "data:video/mp4;base64," + base64.b64encode(clip).decode()
 
     async def ask() -> tuple[Answer, tuple[Observation, list[Any]]]:
-        config = load(None, OVERRIDES)
-        agent = Agent(config, Backends(("streaming-generator",), "pixelis"))
+        own, config = agent(), load(None, OVERRIDES)
         query = AgentQuery("What moves?", [], 2, SamplingParams(1.0, seed=1), max_turns=2, clips=[url])
-        query, size = await agent.measure(query)
+        query, size = await own.measure(query)
         assert query.clips == [clip], "its URL would be decoded again for the frames"
         assert 3 * 160 * 96 * config.dialogue.frames < size < 10_000_000
-        pictures = await agent.decode(query)
-        answer = await agent.answer(query, pictures)
+        pictures = await own.decode(query)
+        answer = await own.answer(query, pictures)
         pool = ToolboxPool(config, VIEW_MULTIPLE, "thousand")
         try:
             opened, (images, _) = await pool.open(pictures.media, pictures.full)
@@ -194,11 +187,9 @@ def test_a_clip_is_seen_in_frames_and_read_by_the_operations(generator: ActorHan
 
 def test_long_clips_are_refused(ray_cluster: None) -> None:
     url = "data:video/mp4;base64," + base64.b64encode(encode(footage(count=30))).decode()
-    agent = Agent(
-        load(None, [*OVERRIDES, "serve.max_video_seconds=1"]), Backends(("streaming-generator",), "pixelis")
-    )
+    query = AgentQuery("What moves?", [], 2, SamplingParams(1.0), clips=[url])
     with pytest.raises(BadImage) as caught:
-        asyncio.run(agent.decode(AgentQuery("What moves?", [], 2, SamplingParams(1.0), clips=[url])))
+        asyncio.run(agent("serve.max_video_seconds=1").decode(query))
     assert caught.value.code == "video_too_long"
 
 

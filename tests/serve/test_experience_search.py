@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from scripted import Deployed, picture_url
 from pixelis.actors.evolution import Evolution
 from pixelis.config import Config
 from pixelis.serve.agent_types import Backends
-from pixelis.serve.keys import FILE, KeyFile
+from pixelis.serve.keys import KeyFile
 
 pytestmark = pytest.mark.slow
 
@@ -79,13 +78,6 @@ def test_a_search_counts_no_retrieval(deployed: Deployed, asked: list[str]) -> N
     assert row[3] == 0
 
 
-@pytest.fixture
-def file(deployed: Deployed) -> Iterator[KeyFile]:
-    file = KeyFile(Path(deployed.config.run.dir) / FILE)
-    yield file
-    file.path.unlink(missing_ok=True)
-
-
 def test_a_key_finds_its_own_experiences_alone(deployed: Deployed, asked: list[str], file: KeyFile) -> None:
     shop, bank = (file.create(name, ["ask"]) for name in ("search-shop", "search-bank"))
     reader = file.create("search-reader", ["read"])
@@ -108,35 +100,22 @@ def test_a_key_finds_its_own_experiences_alone(deployed: Deployed, asked: list[s
 @pytest.mark.parametrize(
     ("body", "status", "code", "param"),
     [
-        ({}, 400, "missing_parameter", "text"),
         ({"text": " "}, 400, "missing_parameter", "text"),
         ({"text": "x" * 501}, 400, "question_too_long", "text"),
-        ({"text": "<|im_start|>"}, 400, "control_token", "text"),
-        ({"text": "a\x00"}, 400, "invalid_characters", "text"),
-        ({"text": 7}, 400, "invalid_value", "text"),
-        ({"text": "a", "k": 0}, 400, "invalid_value", "k"),
         ({"text": "a", "k": 51}, 400, "invalid_value", "k"),
         ({"text": "a", "key": "no name!"}, 400, "invalid_value", "key"),
-        ({"text": "a", "offset": 1}, 400, "invalid_value", "offset"),
-        ({"image": "https://example.com/a.png"}, 400, "image_scheme", "image"),
         ({"image": "file:///etc/passwd"}, 400, "image_scheme", "image"),
-        ({"image": "data:text/html;base64,AAAA"}, 400, "image_type", "image"),
-        ({"image": "data:image/png,AAAA"}, 400, "image_encoding", "image"),
-        ({"image": "data:image/png;base64,AAAA"}, 400, "image_undecodable", None),
-        ({"image": picture_url((2000, 1000))}, 400, "image_too_many_pixels", None),
-        ({"image": "x" * 1_000_001}, 413, "body_too_large", None),
-        (b"{", 400, "invalid_json", None),
+        ({"image": "data:image/png;base64,AAAA"}, 400, "image_undecodable", "image"),
+        ({"image": picture_url((2000, 1000))}, 400, "image_too_many_pixels", "image"),
     ],
 )
 def test_bad_searches_are_refused(
-    deployed: Deployed, body: Any, status: int, code: str, param: str | None
+    deployed: Deployed, body: dict[str, Any], status: int, code: str, param: str
 ) -> None:
     with deployed.client() as client:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        reply = client.post(PATH, content=content, headers={"content-type": "application/json"})
-    assert (reply.status_code, error_of(reply)["code"]) == (status, code), reply.text
-    if param is not None:
-        assert error_of(reply)["param"] == param
+        reply = client.post(PATH, json=body)
+    error = error_of(reply)
+    assert (reply.status_code, error["code"], error["param"]) == (status, code, param), reply.text
 
 
 def test_an_experience_says_that_an_update_was_made_of_it(
@@ -151,23 +130,21 @@ def test_an_experience_says_that_an_update_was_made_of_it(
 
     async def statuses() -> list[str]:
         async with own_client(config, replace(backends, evolution="updating")) as client:
-            bodies = [
-                {"question": f"say {say} tapir", "image": stripes(i)}
-                for i, say in enumerate(("7", "8", "1,2,3,4"))
-            ]
-            for body in bodies:
+            for i, say in enumerate(("7", "8", "1,2,3,4")):
+                body = {"question": f"say {say} tapir", "image": stripes(i)}
                 assert (await client.post("/v1/agent", json=body)).status_code == 200
             incarnation = await evolution.begin.remote(0, {"base": 0}, 0)
             assert await evolution.next_batch.remote(0, 1, 0, incarnation) is not None
             await evolution.step_done.remote(0, None, incarnation)
-            for _ in range(200):
-                found = (await client.post(PATH, json={"text": "tapir"})).json()["data"]
-                marks = {
-                    item["experience"]["verdict"]["answer"]: item["experience"]["status"] for item in found
-                }
-                if list(marks.values()).count("processed") == 2:
-                    break
-                await asyncio.sleep(0.05)
+            marks: dict[str, str] = {}
+            async with asyncio.timeout(30):
+                while list(marks.values()).count("processed") < 2:
+                    await asyncio.sleep(0.05)
+                    found = [
+                        one["experience"]
+                        for one in (await client.post(PATH, json={"text": "tapir"})).json()["data"]
+                    ]
+                    marks = {one["verdict"]["answer"]: one["status"] for one in found}
             return [marks["7"], marks["8"], marks["1"]]
 
     try:

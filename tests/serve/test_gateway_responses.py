@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from gateway_helpers import messages
-from scripted import KEY, Deployed, picture_url
+from scripted import Deployed, picture_url
 
-from pixelis.serve.keys import KeyFile, key_file
+from pixelis.serve.keys import KeyFile
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def client(deployed: Deployed) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{deployed.url}/v1", api_key=KEY, max_retries=0, timeout=30) as client:
-        yield client
-
-
 def asked(text: str) -> list[Any]:
-    parts = [
-        {"type": "input_text", "text": text},
-        {"type": "input_image", "image_url": picture_url(), "detail": "auto"},
-    ]
-    return [{"role": "user", "content": parts}]
+    picture = {"type": "input_image", "image_url": picture_url(), "detail": "auto"}
+    return [{"role": "user", "content": [{"type": "input_text", "text": text}, picture]}]
 
 
 def create(client: openai.OpenAI, input: Any, **options: Any) -> Any:
@@ -41,41 +31,37 @@ def test_a_response_has_the_thoughts_operations_and_answer_of_the_winner(client:
     assert thought.content[0].text == "zoom"
     assert (call.name, call.status, call.output) == ("zoom_in", "completed", "obs1 = zoom_in(img0)")
     assert "0.25" in call.arguments
-    assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (
-        3,
-        12,
-        15,
-    )
+    usage = response.usage
+    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (3, 12, 15)
     assert (response.metadata, response.instructions) == ({"a": "b"}, "Be brief.")
     assert response.model_extra["pixelis"]["confidence"] == 0.75
 
 
 def test_a_response_continues_a_stored_one(client: openai.OpenAI) -> None:
+    def recall(id: str, user: str = "anna") -> Any:
+        return create(client, "recall", previous_response_id=id, user=user)
+
     first = create(client, asked("say 7"), user="anna")
-    second = create(client, "recall", previous_response_id=first.id, user="anna")
+    second = recall(first.id)
     assert (second.output_text, second.previous_response_id) == ("7 1 of 1", first.id)
     third = create(client, asked("recall"), previous_response_id=second.id, user="anna")
     assert third.output_text == "77 1 of 1 10 of 2"
-    for id, user in ((first.id, "bob"), ("resp_0123456789abcdef", "anna"), ("../x", "anna")):
-        with pytest.raises(openai.BadRequestError) as caught:
-            create(client, "recall", previous_response_id=id, user=user)
-        assert (caught.value.code, caught.value.param) == (
-            "previous_response_not_found",
-            "previous_response_id",
-        )
-    unstored = create(client, asked("say 7"), store=False)
-    with pytest.raises(openai.BadRequestError, match="not stored"):
-        create(client, "recall", previous_response_id=unstored.id)
+    unstored = create(client, asked("say 7"), store=False, user="anna")
+    for id, user in (
+        (first.id, "bob"),
+        ("resp_0123456789abcdef", "anna"),
+        ("../x", "anna"),
+        (unstored.id, "anna"),
+    ):
+        with pytest.raises(openai.BadRequestError, match="not stored") as caught:
+            recall(id, user)
+        error = caught.value
+        assert (error.code, error.param) == ("previous_response_not_found", "previous_response_id")
 
 
 def test_a_stored_response_can_be_read_and_deleted(client: openai.OpenAI) -> None:
-    options: Any = {
-        "instructions": "Write to ann@example.com.",
-        "metadata": {"a": "b"},
-        "temperature": 0.5,
-        "user": "anna",
-    }
-    created = create(client, asked("say 7,8,7,7"), **options)
+    options: Any = {"instructions": "Write to ann@example.com.", "metadata": {"a": "b"}, "temperature": 0.5}
+    created = create(client, asked("say 7,8,7,7"), user="anna", **options)
     read = client.responses.retrieve(created.id)
     assert read.instructions is not None
     assert "ann@example.com" not in str(read.model_dump())
@@ -93,11 +79,12 @@ def test_a_stored_response_can_be_read_and_deleted(client: openai.OpenAI) -> Non
         create(client, "recall", previous_response_id=created.id, user="anna")
 
 
-def test_a_streamed_response_and_one_without_an_answer_can_be_read(client: openai.OpenAI) -> None:
-    with client.responses.stream(model="pixelis-nano", input=asked("say 7,8,8,8")) as stream:
-        final = stream.get_final_response()
-    assert client.responses.retrieve(final.id).output_text == "8"
+def test_a_response_without_an_answer_is_incomplete_with_a_refusal_and_can_be_read(
+    client: openai.OpenAI,
+) -> None:
     failed = create(client, asked("say none"))
+    assert (failed.status, failed.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert failed.output[-1].content[0].type == "refusal"
     read = client.responses.retrieve(failed.id)
     assert (read.status, read.incomplete_details) == (failed.status, failed.incomplete_details)
     assert read.output[-1].content[0].type == "refusal"
@@ -107,33 +94,25 @@ def test_a_streamed_response_and_one_without_an_answer_can_be_read(client: opena
 
 
 def test_a_response_exists_for_its_key_alone_and_while_its_user_does(
-    client: openai.OpenAI, deployed: Deployed
+    client: openai.OpenAI, deployed: Deployed, file: KeyFile
 ) -> None:
-    keys = KeyFile(key_file(deployed.config))
-    secrets = {
-        name: keys.create(name, scopes)
-        for name, scopes in (("mill", ["ask"]), ("barn", ["ask", "read", "steer"]))
-    }
+    secrets = file.create("mill", ["ask"]), file.create("barn", ["ask", "read", "steer"])
     mill, barn = (
-        openai.OpenAI(base_url=f"{deployed.url}/v1", api_key=secret, max_retries=0)
-        for secret in secrets.values()
+        openai.OpenAI(base_url=f"{deployed.url}/v1", api_key=secret, max_retries=0) for secret in secrets
     )
-    try:
-        response = create(mill, asked("say 7"), user="anna")
-        for other in (client, barn):
-            for method in (other.responses.retrieve, other.responses.delete):
-                with pytest.raises(openai.NotFoundError):
-                    method(response.id)
-        assert mill.responses.retrieve(response.id).output_text == "7"
-        with deployed.client(secrets["mill"]) as http:
-            assert http.delete("/v1/experiences?user=anna").json()["deleted"] == 1
-        unstored = create(mill, asked("say 7"), store=False)
-        chat = deployed.ask("say 7", key=secrets["mill"]).json()["experience_id"]
-        for id in (response.id, unstored.id, chat.replace("exp_", "resp_"), "resp_1", "x"):
+    response = create(mill, asked("say 7"), user="anna")
+    for other in (client, barn):
+        for method in (other.responses.retrieve, other.responses.delete):
             with pytest.raises(openai.NotFoundError):
-                mill.responses.retrieve(id)
-    finally:
-        keys.path.unlink()  # other gateways of this run would require a key
+                method(response.id)
+    assert mill.responses.retrieve(response.id).output_text == "7"
+    with deployed.client(secrets[0]) as http:
+        assert http.delete("/v1/experiences?user=anna").json()["deleted"] == 1
+    unstored = create(mill, asked("say 7"), store=False)
+    chat = deployed.ask("say 7", key=secrets[0]).json()["experience_id"]
+    for id in (response.id, unstored.id, chat.replace("exp_", "resp_"), "resp_1", "x"):
+        with pytest.raises(openai.NotFoundError):
+            mill.responses.retrieve(id)
 
 
 def test_earlier_output_items_are_context(client: openai.OpenAI) -> None:
@@ -167,18 +146,12 @@ def test_a_response_has_the_log_probs_that_it_includes(client: openai.OpenAI) ->
     (token,) = response.output[-1].content[0].logprobs
     assert (token.token, token.bytes, token.logprob, response.top_logprobs) == ("7", [55], -0.3, 2)
     assert [(likely.token, likely.logprob) for likely in token.top_logprobs] == [("7", -0.3), ("8", -1.3)]
-    (token,) = create(client, asked("say 7"), include=options["include"]).output[-1].content[0].logprobs
-    assert (token.token, token.top_logprobs) == ("7", [])
     with client.responses.stream(model="pixelis-nano", input=asked("say 7"), **options) as stream:
         deltas = [event for event in stream if event.type == "response.output_text.delta"]
         final = stream.get_final_response().output[-1].content[0].logprobs
-    assert [[likely.token for likely in event.logprobs[0].top_logprobs] for event in deltas] == [["7", "8"]]
-    assert [likely.token for likely in final[0].top_logprobs] == ["7", "8"]
+    for log_probs in (deltas[0].logprobs, final):
+        assert [likely.token for likely in log_probs[0].top_logprobs] == ["7", "8"]
     assert create(client, asked("say 7")).output[-1].content[0].logprobs == []
-    for refused in ({"top_logprobs": 2}, {**options, "top_logprobs": 21}):
-        with pytest.raises(openai.BadRequestError) as caught:
-            create(client, asked("say 7"), **refused)
-        assert caught.value.param == "top_logprobs"
 
 
 def test_a_repeated_request_is_the_same_response(client: openai.OpenAI) -> None:
@@ -187,42 +160,25 @@ def test_a_repeated_request_is_the_same_response(client: openai.OpenAI) -> None:
     assert (again.id, again.model_extra["pixelis"]["cached"]) == (first.id, True)
     with client.responses.stream(model="pixelis-nano", input=asked("say 7 once"), temperature=0) as stream:
         final = stream.get_final_response()
-    assert (final.id, [item.type for item in final.output]) == (
-        first.id,
-        ["reasoning", "mcp_call", "message"],
-    )
-
-
-def test_no_answer_is_incomplete_with_a_refusal(client: openai.OpenAI) -> None:
-    response = create(client, asked("say none"))
-    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    assert response.output[-1].content[0].type == "refusal"
+    assert (final.id, len(final.output)) == (first.id, 3)
 
 
 def test_a_bad_picture_is_refused_with_the_index_of_the_part(client: openai.OpenAI) -> None:
-    parts = [{"type": "input_text", "text": "q"}, {"type": "input_image", "image_url": picture_url()}]
-    bad = {"type": "input_image", "image_url": "data:image/png;base64,@@@@"}
-    with pytest.raises(openai.BadRequestError) as caught:
-        create(client, [{"role": "user", "content": [*parts, bad]}])
+    bad = "data:image/png;base64,@@@@"
+    (message,) = asked("q")
+    message["content"].append({"type": "input_image", "image_url": bad})
+    with pytest.raises(openai.BadRequestError, match="base64") as caught:
+        create(client, [message])
     assert (caught.value.code, caught.value.param) == ("image_undecodable", "input[0].content[2]")
-    assert "base64" in str(caught.value)
+    message["content"][1:] = [{"type": "input_image", "image_url": picture_url((900, 3))}]
     with pytest.raises(openai.BadRequestError, match="too thin") as caught:
-        create(
-            client,
-            [
-                {
-                    "role": "user",
-                    "content": [{"type": "input_image", "image_url": picture_url((900, 3))}, *parts],
-                }
-            ],
-        )
-    assert caught.value.param == "input[0].content[0]"
+        create(client, [message])
+    assert caught.value.param == "input[0].content[1]"
     for stream in (False, True):
-        chat = messages("q", picture_url())
-        chat[0]["content"].append({"type": "image_url", "image_url": {"url": "data:image/png;base64,@@@@"}})
+        chat = messages("q", picture_url(), bad)
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(model="pixelis-nano", messages=chat, stream=stream)
-        assert caught.value.param == f"messages[0].content[{len(chat[0]['content']) - 1}]"
+        assert caught.value.param == "messages[0].content[2]"
 
 
 def test_a_stream_that_fails_ends_with_an_error(client: openai.OpenAI) -> None:
@@ -230,43 +186,3 @@ def test_a_stream_that_fails_ends_with_an_error(client: openai.OpenAI) -> None:
     assert [e.type for e in events[-2:]] == ["error", "response.failed"]
     assert (events[-2].code, events[-1].response.status) == ("internal_error", "failed")
     assert "secret" not in str(events)
-
-
-@pytest.mark.parametrize(
-    ("input", "options", "code", "param"),
-    [
-        ("q", {"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools"),
-        ("q", {"background": True}, "unsupported_parameter", "background"),
-        ("q", {"truncation": "auto"}, "unsupported_parameter", "truncation"),
-        ("q", {"reasoning": {"effort": "low"}}, "unsupported_parameter", "reasoning.effort"),
-        ("q", {"extra_body": {"top_k": 5}}, "unsupported_parameter", "top_k"),
-        ("q", {"extra_body": {"conversation": "c"}}, "unsupported_parameter", "conversation"),
-        (
-            [{"type": "function_call_output", "call_id": "c", "output": "x"}],
-            {},
-            "unsupported_part",
-            "input[0]",
-        ),
-        (
-            [{"role": "user", "content": [{"type": "input_audio", "data": "x"}]}],
-            {},
-            "unsupported_part",
-            "input[0].content[0]",
-        ),
-        (
-            [{"role": "user", "content": [{"type": "input_image"}]}],
-            {},
-            "invalid_value",
-            "input[0].content[0]",
-        ),
-        ([{"role": "assistant", "content": "7"}], {}, "unsupported_conversation", "input"),
-        ([], {}, "invalid_value", "input"),
-        ("", {}, "empty_question", "input"),
-    ],
-)
-def test_what_would_be_ignored_is_refused(
-    client: openai.OpenAI, input: Any, options: Any, code: str, param: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        create(client, input, **options)
-    assert (caught.value.code, caught.value.param) == (code, param)

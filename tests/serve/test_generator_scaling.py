@@ -16,8 +16,6 @@ import httpx
 import pytest
 import ray
 from gateway_helpers import until
-from hypothesis import given
-from hypothesis import strategies as st
 from ray import serve
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 from scripted import Deployed, ScriptedGenerator, picture_url
@@ -34,35 +32,14 @@ BODY = {"question": "wait 2 say 7", "image": picture_url()}
 """Long enough that few requests a second, as a slow machine makes them, keep all generators busy."""
 
 
-@given(
-    st.lists(st.tuples(st.floats(0.1, 3), st.floats(0, 8)), max_size=60), st.integers(1, 3), st.integers(0, 3)
-)
-def test_the_number_stays_in_its_range_and_changes_by_one_after_its_delay(
-    loads: list[tuple[float, float]], least: int, more: int
-) -> None:
-    scaling, count, now, changed = Scaling(least, least + more, 2.0, 5.0), least, 0.0, 0.0
-    for seconds, busy in loads:
-        now += seconds
-        wanted = scaling.wanted(count, busy, now)
-        assert least <= wanted <= least + more
-        assert abs(wanted - count) <= 1
-        if wanted != count:
-            assert now - changed >= (2.0 if wanted > count else 5.0) - 1e-9
-            assert busy >= 0.8 * count if wanted > count else busy <= 0.5 * wanted
-            count, changed = wanted, now
-
-
 def test_a_peak_adds_a_generator_and_a_lull_removes_it() -> None:
     scaling = Scaling(1, 4, 5.0, 60.0)
     assert [scaling.wanted(1, 1.0, t) for t in (0, 4, 5, 6)] == [1, 1, 2, 1]
-    scaling = Scaling(1, 4, 5.0, 60.0)
-    assert [
-        scaling.wanted(1, busy, t) for t, busy in ((0, 1.0), (4, 0.1), (5, 1.0), (9, 1.0), (10, 1.0))
-    ] == [1, 1, 1, 1, 2]
+    scaling, loads = Scaling(1, 4, 5.0, 60.0), ((0, 1.0), (4, 0.1), (5, 1.0), (9, 1.0), (10, 1.0))
+    assert [scaling.wanted(1, busy, t) for t, busy in loads] == [1, 1, 1, 1, 2]
     assert [scaling.wanted(2, 0.4, t) for t in (20, 79, 80)] == [2, 2, 1]
-    assert [scaling.wanted(2, 0.9, t) for t in (100, 200)] == [2, 2], (
-        "one generator would be nearly as busy as now"
-    )
+    # One generator would be nearly as busy as now
+    assert [scaling.wanted(2, 0.9, t) for t in (100, 200)] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -71,11 +48,10 @@ def test_a_peak_adds_a_generator_and_a_lull_removes_it() -> None:
         ([2, "late", "late", 1, 0], 5),
         (["late", ActorUnavailableError("restarts", b"1" * 16), 0], 3),
         ([2, ActorDiedError()], 2),
-        (["late"] * 1000, None),
     ],
 )
 def test_a_retiring_generator_that_does_not_answer_is_not_taken_for_idle(
-    answers: list[Any], asked: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    answers: list[Any], asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Generator:
         """Answers health checks in turn with a number of episodes, late, or with an error."""
@@ -92,23 +68,14 @@ def test_a_retiring_generator_that_does_not_answer_is_not_taken_for_idle(
             return {"sessions": answer}
 
     monkeypatch.setattr(generator_scaler, "POLL_S", 0.001)
-    overrides = [
-        f"run.dir={tmp_path}",
-        "engine.health_timeout_s=0.01",
-        "engine.workers=1",
-        "engine.max_workers=2",
-    ]
-    config = load(None, [*overrides, "serve.timeout_s=" + ("30" if asked else "1")])
+    overrides = [f"run.dir={tmp_path}", "engine.health_timeout_s=0.01", "engine.max_workers=2"]
+    config = load(None, [*overrides, "engine.workers=1", "serve.timeout_s=30"])
     scaler = GeneratorScaler.__ray_metadata__.modified_class(config, "s", ["s-generator-0"], "store")
     generator, killed = Generator(), list[Any]()
     monkeypatch.setattr(generator_scaler.ray, "kill", killed.append)
     scaler.handles["s-generator-1"] = generator
-    started = time.monotonic()
     asyncio.run(scaler._retire("s-generator-1"))
-    if asked:
-        assert generator.asked == asked
-    else:
-        assert 1 <= time.monotonic() - started < 20, "it is ended when its requests have timed out"
+    assert generator.asked == asked
     assert killed == ([] if isinstance(answers[-1], ActorDiedError) else [generator])
 
 
@@ -140,20 +107,10 @@ def start(config: Any, store: str, index: int, name: str) -> tuple[Any, Any]:
 def test_generators_scale_with_the_load_and_back(
     deployed: Deployed, tmp_path: Path, record_figures: Callable[..., None]
 ) -> None:
-    overrides = [
-        "engine.workers=1",
-        f"engine.max_workers={MOST}",
-        "engine.max_num_seqs=8",
-        "serve.samples=2",
-        "serve.cache=0",
-    ]
-    overrides += [
-        "serve.upscale_delay_s=1.5",
-        "serve.downscale_delay_s=3",
-        "serve.max_queue=64",
-        "evolution.enabled=false",
-    ]
-    config = load(None, [*overrides, "serve.replicas=1", "memory.enabled=false", f"run.dir={tmp_path}"])
+    overrides = ["engine.workers=1", f"engine.max_workers={MOST}", "engine.max_num_seqs=8", "serve.samples=2"]
+    overrides += ["serve.cache=0", "serve.upscale_delay_s=1.5", "serve.downscale_delay_s=3"]
+    overrides += ["serve.max_queue=64", "serve.replicas=1", "evolution.enabled=false", "memory.enabled=false"]
+    config = load(None, [*overrides, f"run.dir={tmp_path}"])
     first = ScriptedGenerator.options(name="scaled-generator-0").remote(0)
     follower = Follower.options(name="scaled-evolution").remote()
     # Its process imports this file.
@@ -174,40 +131,36 @@ def test_generators_scale_with_the_load_and_back(
     def count() -> int:
         return len(ray.get(scaler.generators.remote()))
 
+    def named() -> int:
+        return sum(name.startswith("scaled-generator-") for name in ray.util.list_named_actors())
+
+    def answers() -> bool:
+        return httpx.post(f"{deployed.url}/scaled/v1/agent", json=BODY, timeout=30).status_code == 200
+
     threads = [threading.Thread(target=call) for _ in range(CALLERS)]
     try:
         # Serve's proxy may know the route of an application a moment later than `serve.run` returns.
-        assert until(
-            lambda: httpx.post(f"{deployed.url}/scaled/v1/agent", json=BODY, timeout=30).status_code == 200,
-            30,
-        )
+        assert until(answers, 30)
         started = time.monotonic()
         for thread in threads:
             thread.start()
         assert until(lambda: count() == MOST, 60)
         grown_s = time.monotonic() - started
-        before, at = statuses[200], time.monotonic()
         actors = [ray.get_actor(f"scaled-generator-{i}") for i in range(MOST)]
-        assert until(
-            lambda: all(row.get("rollouts", 0) > 0 for row in ray.get([a.counters.remote() for a in actors])),
-            30,
-        ), "a generator of the list gets no work"
-        time.sleep(1)
-        rate = (statuses[200] - before) / (time.monotonic() - at)
+
+        def all_work() -> bool:
+            return all(row.get("rollouts", 0) > 0 for row in ray.get([a.counters.remote() for a in actors]))
+
+        assert until(all_work, 30), "a generator of the list gets no work"
         until_s[0] = 0
         for thread in threads:
             thread.join(60)
         at = time.monotonic()
         assert until(lambda: count() == 1, 60)
         shrunk_s = time.monotonic() - at
-        assert until(
-            lambda: len([n for n in ray.util.list_named_actors() if n.startswith("scaled-generator-")]) == 1,
-            60,
-        )
-        history = ray.get(follower.history.remote())
-        assert [len(names) for names in history] == [1, 2, 3, 2, 1]
-        # The one that stays answers, and admits no more than it can decode.
-        assert httpx.post(f"{deployed.url}/scaled/v1/agent", json=BODY, timeout=30).status_code == 200
+        assert until(lambda: named() == 1, 60)
+        assert [len(names) for names in ray.get(follower.history.remote())] == [1, 2, 3, 2, 1]
+        assert answers()  # the one that stays admits no more than it can decode
     finally:
         until_s[0] = 0
         serve.delete("scaled")
@@ -217,9 +170,4 @@ def test_generators_scale_with_the_load_and_back(
     assert set(statuses) == {200}, statuses
     assert [row["generators"] for row in events.read(tmp_path, events.JOINED)] == [2, 3]
     assert [row["generators"] for row in events.read(tmp_path, events.LEFT)] == [2, 1]
-    record_figures(
-        grown_s=round(grown_s, 1),
-        shrunk_s=round(shrunk_s, 1),
-        requests=sum(statuses.values()),
-        a_second=round(rate, 1),
-    )
+    record_figures(grown_s=grown_s, shrunk_s=shrunk_s, requests=sum(statuses.values()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,16 +9,9 @@ import ray
 from gateway_helpers import until
 from scripted import Deployed
 
-from pixelis.serve.keys import FILE, KeyFile, Scope
+from pixelis.serve.keys import KeyFile, Scope
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def file(deployed: Deployed) -> Iterator[KeyFile]:
-    file = KeyFile(Path(deployed.config.run.dir) / FILE)
-    yield file
-    file.path.unlink(missing_ok=True)
 
 
 def status(deployed: Deployed, key: str, method: str, path: str, **options: Any) -> int:

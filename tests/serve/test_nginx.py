@@ -35,28 +35,16 @@ def proxy(deployed: Deployed, tmp_path: Path) -> Iterator[httpx.Client]:
     subprocess.run(request, check=True, capture_output=True)
     port = free_port()
     text = Path("docs/serving.md").read_text(encoding="utf-8").split("```nginx\n")[1].split("```")[0]
-    for old, new in {
-        "/etc/pixelis": str(tmp_path),
-        "listen 443": f"listen 127.0.0.1:{port}",
-        "http://127.0.0.1:8000": deployed.url,
-    }.items():
+    own = {"/etc/pixelis": str(tmp_path), "listen 443": f"listen 127.0.0.1:{port}"}
+    for old, new in {**own, "http://127.0.0.1:8000": deployed.url}.items():
         assert old in text
         text = text.replace(old, new)
-    paths = [
-        f"{name}_temp_path {tmp_path}/{name};"
-        for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    ]
-    own = ["access_log off;", f"error_log {tmp_path}/error.log;", *paths]
-    (tmp_path / "nginx.conf").write_text(text.replace("http {", "http {\n" + "\n".join(own)))
-    command = [
-        "nginx",
-        "-p",
-        str(tmp_path),
-        "-c",
-        str(tmp_path / "nginx.conf"),
-        "-g",
-        f"daemon off; pid {tmp_path}/pid;",
-    ]
+    kinds = "client_body", "proxy", "fastcgi", "uwsgi", "scgi"
+    lines = ["access_log off;", f"error_log {tmp_path}/error.log;"]
+    lines += [f"{kind}_temp_path {tmp_path}/{kind};" for kind in kinds]
+    (tmp_path / "nginx.conf").write_text(text.replace("http {", "http {\n" + "\n".join(lines)))
+    command = ["nginx", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")]
+    command += ["-g", f"daemon off; pid {tmp_path}/pid;"]
     process = subprocess.Popen([*command, "-e", str(tmp_path / "error.log")])
     trust = ssl.create_default_context(cafile=str(tmp_path / "service.crt"))
     try:

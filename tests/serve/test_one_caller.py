@@ -33,7 +33,7 @@ from pixelis.records import (
     Vote,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 HONEST, ATTACKER = 360, 360
 USERS = 24

@@ -81,19 +81,11 @@ def test_the_memory_view(deployed: Deployed, opened: Opened) -> None:
 
 def test_the_evolution_view_and_its_dialog(deployed: Deployed, opened: Opened) -> None:
     alerts = [
-        {"time": 1e9, "metric": metric, "value": 1, "severity": severity}
-        for metric, severity in (("rollback", "critical"), ("queue_fill", "warning"))
+        {"time": 1e9, "metric": "rollback", "value": 1, "severity": "critical"},
+        {"time": 1e9, "metric": "queue_fill", "value": 1, "severity": "warning"},
     ]
-    audit = [
-        {
-            "time": 1e9,
-            "event": "pause",
-            "actor": "key a",
-            "action": "pause",
-            "result": "refused",
-            "details": {"a": 1},
-        }
-    ]
+    event = {"time": 1e9, "event": "pause", "actor": "key a", "action": "pause", "details": {"a": 1}}
+    audit = [{**event, "result": "refused"}]
     question = put_review(deployed.evolution)
     page = shown(opened, alerts=alerts, audit=audit, reviews=True)
     expect(page.locator(".review", has_text=question)).to_be_visible()

@@ -28,43 +28,26 @@ MARKUP = "<img/src=x/onerror=document.title='run'>"
 def put_review(evolution: Any) -> str:
     """Put an update into the review queue of the service's Evolution; returns its question."""
     text = f"{MARKUP} which digit? {new_id('q')}"
-    question = Question(
-        id=new_id("q"), question=text, media=[Media(id="img0", uri="data:image/png;base64,AAAA")]
-    )
+    media = [Media(id="img0", uri="data:image/png;base64,AAAA")]
+    question = Question(id=new_id("q"), question=text, media=media)
     image = ImageView(id="img0", source_size=(8, 8), view_size=(8, 8))
 
     def sample(answer: str) -> Trajectory:
-        turn = Turn(
-            role="assistant", text=f"<answer>{answer}</answer>", tokens=[1, 2], log_probs=[-0.1, -0.1]
-        )
-        stop = StopReason.ANSWER
-        return Trajectory(
-            question_id=question.id,
-            group_id="g",
-            images=[image],
-            turns=[turn],
-            answer=answer,
-            stop_reason=stop,
-        )
+        text = f"<answer>{answer}</answer>"
+        turn = Turn(role="assistant", text=text, tokens=[1, 2], log_probs=[-0.1, -0.1])
+        common: dict[str, Any] = {"question_id": question.id, "group_id": "g", "images": [image]}
+        return Trajectory(turns=[turn], answer=answer, stop_reason=StopReason.ANSWER, **common)
 
-    trajectories = [sample(a) for a in ("7", "7", "7", "1")]
+    trajectories = [sample(answer) for answer in "7771"]
     verdict = majority([t.answer for t in trajectories])
-    group = Group(id="g", question=question, trajectories=trajectories)
-    task = make_task(
-        group,
-        verdict,
-        EvolutionConfig(gate=0.5),
-        RewardsConfig(),
-        now=time.time(),
-        experience_id=new_id("exp"),
-    )
+    group, gate = Group(id="g", question=question, trajectories=trajectories), EvolutionConfig(gate=0.5)
+    task = make_task(group, verdict, gate, RewardsConfig(), now=time.time(), experience_id=new_id("exp"))
     assert task is not None
     view, buffer = np.full((8, 8, 3), 90, np.uint8), io.BytesIO()
     Image.fromarray(view).save(buffer, "PNG")
-    given = task, verdict, question, {"img0": buffer.getvalue()}, {t.id: [view] for t in task.trajectories}
-    assert ray.get(
-        evolution.__ray_call__.remote(lambda actor, *update: actor.review_queue.put(*update), *given)
-    )
+    update = task, verdict, question, {"img0": buffer.getvalue()}, {t.id: [view] for t in task.trajectories}
+    put = evolution.__ray_call__.remote(lambda actor, *update: actor.review_queue.put(*update), *update)
+    assert ray.get(put)
     return text
 
 
@@ -84,26 +67,18 @@ def test_updates_are_approved_and_rejected(deployed: Deployed, opened: Opened) -
     with page.expect_response("**/v1/review/*") as response:
         cards[0].get_by_role("button", name="Approve").click()
     assert response.value.status == 200
-    assert response.value.request.post_data_json == {
-        "decision": "approve",
-        "answer": "1",
-        "comment": "it is a one",
-        "reviewer": "Ada",
-    }
+    order = {"decision": "approve", "answer": "1", "comment": "it is a one", "reviewer": "Ada"}
+    assert response.value.request.post_data_json == order
     with page.expect_response("**/v1/review/*") as response:
         cards[1].get_by_role("button", name="Reject").click()
     assert response.value.status == 200
     with deployed.client() as client:
-        decided = {
-            r["question"]["question"]: r
-            for s in ("approved", "rejected")
-            for r in client.get(f"/v1/review?state={s}").json()["data"]
-        }
-    assert [decided[q]["state"] for q in questions] == ["approved", "rejected"]
-    assert (decided[questions[0]]["answer"], decided[questions[0]]["reviewer"]) == ("1", "Ada")
-    expect(
-        page.locator("#evolution-audit tr", has_text="Ada").filter(has_text="approved").first
-    ).to_be_visible()
+        for question, state in zip(questions, ("approved", "rejected"), strict=True):
+            reviews = client.get(f"/v1/review?state={state}").json()["data"]
+            (review,) = [one for one in reviews if one["question"]["question"] == question]
+            assert (review["answer"], review["reviewer"]) == ("1" if state == "approved" else None, "Ada")
+    entries = page.locator("#evolution-audit tr", has_text="Ada").filter(has_text="approved")
+    expect(entries.first).to_be_visible()
     assert page.locator("img[src=x]").count() == 0
 
 
@@ -121,12 +96,8 @@ def test_learning_is_paused_and_resumed(deployed: Deployed, opened: Opened) -> N
 
 
 def test_going_back_says_what_will_happen_and_is_confirmed(deployed: Deployed, opened: Opened) -> None:
-    with deployed.client() as client:
-        before = client.get("/v1/evolution").json()["policy_version"]
-        version = publish(0.9)
-        assert (
-            client.post("/v1/evolution/promote", json={"version": version, "force": True}).status_code == 200
-        )
+    before, version = ray.get(deployed.evolution.status.remote())["served"], publish(0.9)
+    ray.get(deployed.evolution.promote.remote(version, "test", force=True))
     page = opened("evolution")
     back = page.locator("#evolution-status").get_by_role("button", name=f"Go back to version {before}")
     back.click()
@@ -140,9 +111,8 @@ def test_going_back_says_what_will_happen_and_is_confirmed(deployed: Deployed, o
     page.click("#confirm-yes")
     expect(page.locator("#evolution-result")).to_contain_text(f"Version {before} answers again.")
     assert ray.get(deployed.evolution.status.remote())["served"] == before
-    expect(
-        page.locator("#evolution-versions tr", has_text=f"Version {version}").locator(".pill")
-    ).to_have_text("withdrawn")
+    row = page.locator("#evolution-versions tr", has_text=f"Version {version}")
+    expect(row.locator(".pill")).to_have_text("withdrawn")
 
 
 @pytest.mark.long
@@ -160,7 +130,7 @@ def test_the_evolution_view_polls_only_while_visible(opened: Opened) -> None:
         page.click("nav a[href='#/evolution']")
 
 
-def judged(version: int, accuracy: float, decision: str, **more: Any) -> dict[str, Any]:
+def judged(version: int, accuracy: float, decision: str, reason: str = "") -> dict[str, Any]:
     reference = {
         "reference_accuracy": 0.8,
         "questions": 128,
@@ -168,50 +138,22 @@ def judged(version: int, accuracy: float, decision: str, **more: Any) -> dict[st
         "se": 0.02,
         "against": 0,
     }
-    return {
-        "version": version,
-        "time": time.time(),
-        "accuracy": accuracy,
-        "decision": decision,
-        **reference,
-        **more,
-    }
+    own = {"version": version, "accuracy": accuracy, "decision": decision, "reason": reason}
+    return {"time": time.time(), **own, **reference}
 
 
 def shown(opened: Opened, reviews: bool = False, **changes: Any) -> Page:
     """The view of a service with four versions."""
-
-    reply = {
-        "enabled": True,
-        "policy_version": 2,
-        "updates": 5,
-        "queue": 1,
-        "counts": {},
-        "status": {
-            "served": 2,
-            "learning": True,
-            "paused": False,
-            "beta": 0.01,
-            "mean_kl": None,
-            "candidate": 3,
-        },
-        "versions": [
-            {"version": i, "status": s}
-            for i, s in enumerate(("promoted", "rolled_back", "promoted", "candidate"))
-        ],
-        "canary": [
-            judged(1, 0.7, "refuse", reason="fell"),
-            judged(2, 0.85, "promote"),
-            judged(2, 0.84, "keep"),
-        ],
-        "learnt": [
-            {"version": 1, "tasks": 32, "users": 1, "user": "", "user_share": 1.0},
-            {"version": 2, "tasks": 64, "users": 5, "user": MARKUP, "user_share": 0.25},
-        ],
-        "alerts": [],
-        "audit": [],
-        **changes,
-    }
+    status = {"served": 2, "learning": True, "paused": False, "beta": 0.01, "mean_kl": None, "candidate": 3}
+    states = "promoted", "rolled_back", "promoted", "candidate"
+    canary = [judged(1, 0.7, "refuse", "fell"), judged(2, 0.85, "promote"), judged(2, 0.84, "keep")]
+    learnt = [
+        {"version": 1, "tasks": 32, "users": 1, "user": "", "user_share": 1.0},
+        {"version": 2, "tasks": 64, "users": 5, "user": MARKUP, "user_share": 0.25},
+    ]
+    reply = {"enabled": True, "policy_version": 2, "updates": 5, "queue": 1, "counts": {}, "status": status}
+    reply |= {"versions": [{"version": i, "status": state} for i, state in enumerate(states)]}
+    reply |= {"canary": canary, "learnt": learnt, "alerts": [], "audit": [], **changes}
     page = opened()
     page.route("**/v1/evolution", lambda route: route.fulfill(json=reply))
     if not reviews:
@@ -225,20 +167,12 @@ def test_each_version_says_what_it_learnt_and_what_its_test_showed(opened: Opene
     page = shown(opened)
     rows = page.locator(".versions tbody tr")
     expect(rows.locator("th")).to_have_text(["Version 3", "Version 2", "Version 1", "Version 0"])
-    assert rows.locator(".pill").all_text_contents() == [
-        "not served",
-        "answers now",
-        "refused",
-        "answered before",
-    ]
+    states = ["not served", "answers now", "refused", "answered before"]
+    assert rows.locator(".pill").all_text_contents() == states
     learnt = rows.locator("[data-label='Learnt from']").all_text_contents()
-    assert learnt[1:3] == [
-        (
-            f"64 answers by 5 users; the most from one user: 25 % ({MARKUP[:20]} … ({len(MARKUP) - 20} more "
-            "characters))"
-        ),
-        "32 answers by callers that gave no name",
-    ]
+    most = f"{MARKUP[:20]} … ({len(MARKUP) - 20} more characters)"
+    assert learnt[1] == f"64 answers by 5 users; the most from one user: 25 % ({most})"
+    assert learnt[2] == "32 answers by callers that gave no name"
     tests = rows.locator("[data-label='Test']").all_text_contents()
     gain = "85 % of 128 test questions right; version 0: 80 %. +5.0 points (95 % interval +1.1 to +8.9)."
     assert tests[1] == gain

@@ -30,14 +30,11 @@ def put(deployed: Deployed, question: str, seed: int) -> str:
 
 @pytest.fixture(scope="module")
 def stored(deployed: Deployed) -> list[str]:
-    names = [
-        put(deployed, question, i)
-        for i, question in enumerate(("say 7,7,7,8 gnu <b>one</b>", "say 8 gnu two", "say none gnu"))
-    ]
+    questions = "say 7,7,7,8 gnu <b>one</b>", "say 8 gnu two", "say none gnu"
+    names = [put(deployed, question, i) for i, question in enumerate(questions)]
     with deployed.client() as client:
-        assert (
-            client.post("/v1/feedback", json={"experience_id": names[1], "correct": False}).status_code == 200
-        )
+        wrong = {"experience_id": names[1], "correct": False}
+        assert client.post("/v1/feedback", json=wrong).status_code == 200
     return names
 
 
@@ -82,13 +79,9 @@ def test_a_card_says_whether_the_model_has_learnt_from_it(opened: Opened, stored
 
     def experience(status: str) -> dict[str, Any]:
         verdict = {"answer": status, "confidence": 0.9, "votes": []}
-        return {
-            "id": status,
-            "question": {"question": "q", "media": []},
-            "verdict": verdict,
-            "status": status,
-            "policy_version": 3,
-        }
+        question = {"question": "q", "media": []}
+        own = {"id": status, "question": question, "verdict": verdict, "status": status}
+        return {**own, "policy_version": 3}
 
     reply = {"data": [experience(s) for s in ("processed", "failed", "pending")]}
     page.route("**/v1/experiences?*", lambda route: route.fulfill(json=reply))

@@ -21,7 +21,7 @@ from pixelis.actors.group_views import UpdatePictures, fetch
 from pixelis.actors.memory_shard import MemoryShard
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.update_queue import QueuedTask, Rehearsal, as_task, within_share
-from pixelis.config import Config, EvolutionConfig, load
+from pixelis.config import EvolutionConfig, load
 from pixelis.evolution.updates import agreeing
 from pixelis.memory import Entry
 from pixelis.records import Experience, Feedback, ImageView, Question, Trajectory, Turn, Verdict
@@ -31,22 +31,15 @@ PICTURE = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
 
 
 def entry(name: str, user: str = "anna", tokens: bool = True, pictures: bool = True) -> Entry:
-    turns = [
-        Turn(role="user", text="which?", tokens=[1, 2], images=["img0"]),
-        Turn(role="assistant", text="7", tokens=[4] if tokens else [], log_probs=[-0.5] if tokens else []),
-    ]
-    trajectory = Trajectory(
-        id=f"traj-{name}",
-        question_id=name,
-        turns=turns,
-        images=[ImageView(id="img0")],
-        answer="7",
-        advantage=1.0,
-    )
+    answer = Turn(role="assistant", text="7")
+    if tokens:
+        answer = answer.model_copy(update={"tokens": [4], "log_probs": [-0.5]})
+    turns = [Turn(role="user", text="which?", tokens=[1, 2], images=["img0"]), answer]
+    seen: dict[str, Any] = {"id": f"traj-{name}", "question_id": name, "images": [ImageView(id="img0")]}
     experience = Experience(
         id=name,
         question=Question(id=name, question="which?"),
-        trajectory=trajectory,
+        trajectory=Trajectory(turns=turns, answer="7", advantage=1.0, **seen),
         verdict=Verdict(answer="7", confidence=0.75, strategy="majority"),
         policy_version=0,
         created_at=time.time(),
@@ -60,15 +53,9 @@ def entry(name: str, user: str = "anna", tokens: bool = True, pictures: bool = T
 @pytest.fixture
 def placed(ray_cluster: None, tmp_path: Path) -> Iterator[tuple[ActorHandle, ActorHandle]]:
     """An Evolution that rehearses up to four experiences an update, and its memory."""
-    own = [
-        f"run.dir={tmp_path}",
-        "evolution.batch=2",
-        "evolution.per_minute=6000",
-        "evolution.canary.enabled=false",
-    ]
-    config: Config = load(
-        None, [*own, "evolution.objective=answer", "evolution.rehearse=4", "memory.shards=1"]
-    )
+    own = [f"run.dir={tmp_path}", "evolution.batch=2", "evolution.per_minute=6000", "memory.shards=1"]
+    own += ["evolution.canary.enabled=false", "evolution.objective=answer", "evolution.rehearse=4"]
+    config = load(None, own)
     shard = MemoryShard.options(name="rehearsal-shard").remote(config, 0)
     store = PolicyStore.remote(str(tmp_path))
     evolution = Evolution.remote(config, [], store, memory=["rehearsal-shard"])
@@ -91,14 +78,8 @@ def test_what_was_learnt_is_rehearsed_until_it_is_deleted_or_called_wrong(
     placed: tuple[ActorHandle, ActorHandle],
 ) -> None:
     evolution, shard = placed
-    known = [
-        entry("a"),
-        entry("b"),
-        entry("wrong"),
-        entry("bare", pictures=False),
-        entry("redacted", tokens=False),
-        entry("new"),
-    ]
+    known = [entry(name) for name in ("a", "b", "wrong", "new")]
+    known += [entry("bare", pictures=False), entry("redacted", tokens=False)]
     ray.get(shard.add.remote(known))
     ray.get(shard.learnt.remote([e.experience.id for e in known if e.experience.id != "new"]))
     ray.get(shard.feedback.remote("wrong", Feedback(correct=False)))

@@ -21,6 +21,8 @@ from scripted import Deployed, ScriptedGenerator, picture_url
 
 from pixelis.actors.memory_shard import MemoryShard
 from pixelis.config import load
+from pixelis.errors import BadConfig
+from pixelis.jobs.serve import application
 from pixelis.serve import app
 from pixelis.serve.agent_types import Backends
 
@@ -37,20 +39,9 @@ def service(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Ite
     client of it.
     """
     folder = tmp_path_factory.mktemp("faults")
-    overrides = [
-        "serve.replicas=2",
-        "serve.max_queue=16",
-        "engine.workers=2",
-        "engine.max_num_seqs=8",
-        "serve.samples=1",
-    ]
-    overrides += [
-        "memory.shards=2",
-        "evolution.enabled=false",
-        f"run.dir={folder}",
-        "serve.timeout_s=20",
-        "serve.cache=0",
-    ]
+    overrides = ["serve.replicas=2", "serve.max_queue=16", "serve.samples=1", "serve.timeout_s=20"]
+    overrides += ["serve.cache=0", "engine.workers=2", "engine.max_num_seqs=8", "memory.shards=2"]
+    overrides += ["evolution.enabled=false", f"run.dir={folder}"]
     config = load(None, overrides)
     generators = {f"faults-{i}": ScriptedGenerator.options(name=f"faults-{i}").remote(i) for i in range(2)}
     shards = {
@@ -120,7 +111,7 @@ def test_f12_requests_above_capacity_are_refused_at_once_and_the_others_answered
     service: httpx.Client, record_figures: Callable[..., None]
 ) -> None:
     # So that also the requests of a slow machine are above capacity
-    slow = {**BODY, "question": "wait 3 say 7"}
+    slow = {**BODY, "question": "wait 2 say 7"}
 
     def ask(_: int) -> tuple[float, httpx.Response]:
         at = time.monotonic()
@@ -157,15 +148,11 @@ def test_a_killed_proxy_is_replaced(service: httpx.Client, record_figures: Calla
 def test_serve_run_builds_the_application_and_requires_a_key(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from pixelis.errors import BadConfig
-    from pixelis.jobs.serve import application
-
     monkeypatch.delenv("PIXELIS_API_KEY", raising=False)
     with pytest.raises(BadConfig, match="PIXELIS_API_KEY"):
         application({"run.dir": str(tmp_path)})
     monkeypatch.setenv("PIXELIS_API_KEY", "long and random")
-    built = application(
-        {"config": "configs/nano/serve.yaml", "serve.max_replicas": "3", "run.dir": str(tmp_path)}
-    )
-    assert built._bound_deployment.name == "Gateway"
-    assert built._bound_deployment._deployment_config.autoscaling_config.max_replicas == 3
+    arguments = {"config": "configs/nano/serve.yaml", "serve.max_replicas": "3", "run.dir": str(tmp_path)}
+    built = application(arguments)._bound_deployment
+    assert built.name == "Gateway"
+    assert built._deployment_config.autoscaling_config.max_replicas == 3

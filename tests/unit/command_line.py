@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from pixelis.jobs import cli
+
+Command = Callable[..., tuple[int, str, str]]
 
 
 def pixelis(

@@ -12,27 +12,24 @@ from pixelis.memory.rows import Place, experience
 from pixelis.records import Experience, Question, Trajectory, Turn, Verdict, Vote
 
 PNG = b"\x89PNG\r\n\x1a\n"
+Opened = Callable[..., Shard]
+"""The fixture ``opened``."""
 
 
 def made(number: int, **values: object) -> Experience:
     """Experience ``e<number>``, made ``number`` seconds after the epoch unless ``created_at`` differs."""
-    turns = [
-        Turn(role="user", text="which?", tokens=[1, 2, 3]),
-        Turn(role="assistant", text="7", tokens=[4], log_probs=[-0.5]),
-    ]
-    return Experience(
-        **{
-            "id": f"e{number}",
-            "question": Question(id=f"q{number}", question="Which digit?"),
-            "trajectory": Trajectory(question_id=f"q{number}", turns=turns, answer="7"),
-            "verdict": Verdict(
-                answer="7", confidence=0.75, strategy="majority", votes=[Vote(answer="7", id="traj_0")]
-            ),
-            "policy_version": 3,
-            "created_at": float(number),
-            **values,  # type: ignore[arg-type]
-        }
-    )
+    said = Turn(role="assistant", text="7", tokens=[4], log_probs=[-0.5])
+    turns = [Turn(role="user", text="which?", tokens=[1, 2, 3]), said]
+    votes = [Vote(answer="7", id="traj_0")]
+    fields = {
+        "id": f"e{number}",
+        "question": Question(id=f"q{number}", question="Which digit?"),
+        "trajectory": Trajectory(question_id=f"q{number}", turns=turns, answer="7"),
+        "verdict": Verdict(answer="7", confidence=0.75, strategy="majority", votes=votes),
+        "policy_version": 3,
+        "created_at": float(number),
+    }
+    return Experience(**{**fields, **values})  # type: ignore[arg-type]
 
 
 def listed(shard: Shard, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,44 +26,21 @@ from pixelis.records import (
 
 def group(name: str, answer: str, media: str = "", zooms: bool = False) -> Group:
     """An episode, with a zoom to the middle or without; its views are files below ``images``."""
-    question = Question(
-        id=name,
-        question=f"What is on {name}?",
-        media=[Media(id="img0", uri=media or "none.png")],
-        answers=["cat"],
-    )
+    pictures = [Media(id="img0", uri=media or "none.png")]
+    question = Question(id=name, question=f"What is on {name}?", media=pictures, answers=["cat"])
     images = [ImageView(id="img0", uri=f"images/{name}/img0.png", source_size=(512, 512), view_size=(64, 64))]
     turns = [Turn(role="user", text=question.question, images=["img0"])]
     if zooms:
         box = (0.25, 0.25, 0.75, 0.75)
-        images.append(
-            ImageView(
-                id="obs1",
-                uri=f"images/{name}/obs1.png",
-                parent="img0",
-                box=box,
-                source_size=(256, 256),
-                view_size=(64, 64),
-            )
-        )
+        uri, sizes = f"images/{name}/obs1.png", {"source_size": (256, 256), "view_size": (64, 64)}
+        images.append(ImageView(id="obs1", uri=uri, parent="img0", box=box, **sizes))
         action = Action(op="zoom_in", target="img0", arguments={"box": box})
-        turns += [
-            Turn(role="assistant", text="look closer", action=action),
-            Turn(
-                role="tool",
-                images=["obs1"],
-                observation=Observation(status="ok", id="obs1", images=images[1:]),
-            ),
-        ]
+        seen = Observation(status="ok", id="obs1", images=images[1:])
+        turns.append(Turn(role="assistant", text="look closer", action=action))
+        turns.append(Turn(role="tool", images=["obs1"], observation=seen))
     turns.append(Turn(role="assistant", text=answer))
-    trajectory = Trajectory(
-        question_id=name,
-        group_id=name,
-        images=images,
-        turns=turns,
-        answer=answer,
-        stop_reason=StopReason.ANSWER,
-    )
+    trajectory = Trajectory(question_id=name, group_id=name, images=images, turns=turns, answer=answer)
+    trajectory.stop_reason = StopReason.ANSWER
     return Group(id=name, question=question, trajectories=[trajectory])
 
 
@@ -88,10 +66,8 @@ def rating(
     of = key.items[item]
     sides = {"a": points[0], "b": points[1]}
     left, right = (
-        SideRating(
-            correct=sides[arm] > 3, coherence=sides[arm], efficiency=sides[arm], thoroughness=sides[arm]
-        )
-        for arm in (of.left, of.right)
+        SideRating(correct=n > 3, coherence=n, efficiency=n, thoroughness=n)
+        for n in (sides[of.left], sides[of.right])
     )
     side = "equal" if of.is_check or preferred == "equal" else "left" if of.left == preferred else "right"
     return ItemRating(item=item, left=left, right=right, preference=side, confidence=4, seconds=seconds)
@@ -101,7 +77,6 @@ def rate_all(
     key: RatingKey, rater: str, preferences: Sequence[str], points: tuple[int, int] = (5, 2)
 ) -> RatingFile:
     """Ratings of all items, in turn with these preferences."""
-    ratings = [
-        rating(key, item, preferences[i % len(preferences)], points) for i, item in enumerate(key.items)
-    ]
+    pairs = zip(key.items, itertools.cycle(preferences), strict=False)
+    ratings = [rating(key, item, preference, points) for item, preference in pairs]
     return RatingFile(page=key.page, rater=rater, ratings=ratings)

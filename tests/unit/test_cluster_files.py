@@ -63,13 +63,13 @@ def test_kuberay_takes_the_manifest(file: str, kind: str, cluster: str) -> None:
     for group in (spec["headGroupSpec"], workers):
         pod = group["template"]["spec"]
         (container,) = pod["containers"]
-        assert {mount["name"] for mount in container["volumeMounts"]} == {
-            volume["name"] for volume in pod["volumes"]
-        }
-        assert container["workingDir"] in (ROOT / "Dockerfile").read_text()
-        scripts.start.make_context(
-            "start", [f"--{key}={value}" for key, value in group["rayStartParams"].items()]
+        mounted, volumes = (
+            {part["name"] for part in parts} for parts in (container["volumeMounts"], pod["volumes"])
         )
+        assert mounted == volumes
+        assert container["workingDir"] in (ROOT / "Dockerfile").read_text()
+        flags = [f"--{key}={value}" for key, value in group["rayStartParams"].items()]
+        scripts.start.make_context("start", flags)
     if kind == "RayJob":
         check_command(shlex.split(manifest["spec"]["entrypoint"]))
         assert yaml.safe_load(manifest["spec"]["runtimeEnvYAML"])["env_vars"]
@@ -103,18 +103,10 @@ def test_the_slurm_script_starts_ray_on_every_node_and_removes_its_token(tmp_pat
     for name, body in tools.items():  # stand-ins for Slurm's programs
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    env = {
-        **os.environ,
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "SLURM_SUBMIT_DIR": str(tmp_path),
-        "SLURM_JOB_ID": "123456",
-    }
-    env |= {
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_CPUS_PER_TASK": "64",
-        "SLURM_GPUS_ON_NODE": "8",
-        "SLURM_JOB_NODELIST": "node[7-8]",
-    }
+    slurm = {"SUBMIT_DIR": str(tmp_path), "JOB_ID": "123456", "JOB_NUM_NODES": "2", "CPUS_PER_TASK": "64"}
+    slurm |= {"GPUS_ON_NODE": "8", "JOB_NODELIST": "node[7-8]"}
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    env |= {f"SLURM_{name}": value for name, value in slurm.items()}
     job = ["rft", "configs/qwen2_5_vl_7b/cluster.yaml", "run.dir=/shared/my run"]
     done = subprocess.run(["bash", script, *job], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -134,9 +126,8 @@ def test_the_page_names_files_and_commands_that_exist() -> None:
     page = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
     for path in re.findall(r"`((?:configs|tests)/[\w/.]+)`", page):
         assert (ROOT / path).is_file(), path
-    assert {f"configs/cluster/{file.name}" for file in CLUSTER.iterdir()} <= set(
-        re.findall(r"configs/cluster/[\w.]+", page)
-    )
+    named = set(re.findall(r"configs/cluster/[\w.]+", page))
+    assert {f"configs/cluster/{file.name}" for file in CLUSTER.iterdir()} <= named
     commands = re.findall(r"pixelis (\w+) (configs/\S+\.yaml)((?:[ \\\n]+[\w.]+=\S+)*)", page)
     assert commands
     for job, config, overrides in commands:

@@ -14,10 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from clips import encode, footage
+from command_line import pixelis
 from PIL import Image
 
 from pixelis.datasets.readers.benchmarks import MVBENCH
-from pixelis.jobs import cli, tiny_model
+from pixelis.jobs import tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -27,28 +28,20 @@ SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TEXT, re.DOTALL | re.
 BLOCKS = {title: "\n".join(re.findall(r"```\n(.*?)```", text, re.DOTALL)) for title, text in SECTIONS.items()}
 COMMANDS = [(title, line) for title, block in BLOCKS.items() for line in block.splitlines() if line.strip()]
 
-IMAGE = "images/0.png"
+IMAGE, DEEPEYES = "images/0.png", "DeepEyes-Datasets-47k"
 BOX = {"bbox_2d": [0.1, 0.1, 0.9, 0.9], "target_image": 1}
 CROP = f"Closer.<tool_call>{json.dumps({'name': 'crop_image_normalized', 'arguments': BOX})}</tool_call>"
-GROUND = (
-    '<think>Closer.</think><grounding>{"bbox_2d": [0.1, 0.1, 0.9, 0.9], "source": '
-    '"original_image"}</grounding>'
-)
-VISUAL_PROBE = {
-    "images": [IMAGE],
-    "problem": "<image>\nWhat color?",
-    "solution": "red",
-    "data_source": "visual_probe_train",
-}
+GROUNDED = json.dumps({"bbox_2d": [0.1, 0.1, 0.9, 0.9], "source": "original_image"})
+GROUND = f"<think>Closer.</think><grounding>{GROUNDED}</grounding>"
+VISUAL_PROBE = {"images": [IMAGE], "problem": "<image>\nWhat color?", "solution": "red"}
+VISUAL_PROBE |= {"data_source": "visual_probe_train"}
 
 
 def deepeyes(source: str, env_name: str | None, picture: bytes) -> dict[str, Any]:
+    asked = {"role": "user", "content": "<image>\nHow many?"}
     return {
         "data_source": source,
-        "prompt": [
-            {"role": "system", "content": "Tools."},
-            {"role": "user", "content": "<image>\nHow many?"},
-        ],
+        "prompt": [{"role": "system", "content": "Tools."}, asked],
         "images": [{"bytes": picture, "path": None}],
         "ability": "vl",
         "env_name": env_name,
@@ -72,19 +65,10 @@ def files(picture: bytes) -> dict[str, list[dict[str, Any]]]:
         {"from": "human", "value": "Observation 1: <image>"},
         {"from": "gpt", "value": "<think>Red.</think><answer>red</answer>"},
     ]
-    counting = {
-        "id": "clevr_1",
-        "image": "0.png",
-        "problem": "How many?",
-        "solution": "<answer>7</answer>",
-        "answer": "7",
-    }
-    trance = {
-        "id": "trance_1",
-        "image": ["0.png", "0.png"],
-        "problem": "What changed?",
-        "answer": "change_size(0, large)",
-    }
+    counted = {"id": "clevr_1", "image": "0.png", "problem": "How many?", "answer": "7"}
+    counting = counted | {"solution": "<answer>7</answer>"}
+    trance = {"id": "trance_1", "image": ["0.png", "0.png"], "problem": "What changed?"}
+    trance |= {"answer": "change_size(0, large)", "solution": "<answer>change_size(0, large)</answer>"}
     ttrl = {
         "data_source": "AIME-TTT",
         "prompt": [{"role": "user", "content": "3 + 4?"}],
@@ -92,42 +76,16 @@ def files(picture: bytes) -> dict[str, list[dict[str, Any]]]:
         "reward_model": {"style": "rule", "ground_truth": "7"},
         "extra_info": {"split": "train", "index": "AIME-TTT-0"},
     }
-    moving = {
-        "video": "v.mp4",
-        "question": "Where?",
-        "candidates": ["Up", "Down"],
-        "answer": "Up",
-        "start": 0.5,
-        "end": 2,
-    }
-    vstar = {
-        "image": "direct_attributes/a.png",
-        "text": "Color?\n(A) red\n(B) blue",
-        "label": "A",
-        "question_id": 0,
-    }
+    moving = {"video": "v.mp4", "question": "Where?", "candidates": ["Up", "Down"], "answer": "Up"}
+    vstar = {"image": "direct_attributes/a.png", "text": "Color?\n(A) red\n(B) blue", "label": "A"}
+    vstar |= {"question_id": 0, "category": "direct_attributes"}
+    boxed = {"qid": "vstar-1", "question": "What color?", "answer": ["\\boxed{red}"]}
     return {
         "PixelReasoner-SFT-Data/release.json": [{"message_list": chat}],
-        "PixelReasoner-RL-Data/release.parquet": [
-            {
-                "qid": "vstar-1",
-                "question": "What color?",
-                "answer": ["\\boxed{red}"],
-                "image": [IMAGE],
-                "is_video": False,
-            }
-        ],
-        "train_jsons/clevr_math_cot.json": [
-            {
-                "id": "c1",
-                "image": "0.png",
-                "problem": "How many?",
-                "answer": "7",
-                "cot": "<think>t</think>\n<answer>7</answer>",
-            }
-        ],
+        "PixelReasoner-RL-Data/release.parquet": [boxed | {"image": [IMAGE], "is_video": False}],
+        "train_jsons/clevr_math_cot.json": [counted | {"cot": "<think>t</think>\n<answer>7</answer>"}],
         "train_jsons/clevr_math.json": [counting],
-        "train_jsons/trance.json": [trance | {"solution": f"<answer>{trance['answer']}</answer>"}],
+        "train_jsons/trance.json": [trance],
         "benchmarks/visual_counting/super_clevr.json": [counting],
         "AIME-TTT/train.json": [{"prompt": "3 + 4?", "source": "AIME-TTT", "id": 0}],
         "AIME-TTT/train.parquet": [ttrl],
@@ -135,17 +93,13 @@ def files(picture: bytes) -> dict[str, list[dict[str, Any]]]:
         "VisualProbe_train/train.json": [{"doc_id": "d1", **VISUAL_PROBE}],
         "VisualProbe_Hard/val.json": [VISUAL_PROBE],
         "clevr_cogen_a_train/train.parquet": [
-            {"image": inside, "problem": "How many?", "solution": "<answer> 7 </answer>"}
+            {"image": inside, "problem": "?", "solution": "<answer> 7 </answer>"}
         ],
         "superclevr_test200.jsonl": [{"image_path": IMAGE, "question": "How many?", "ground_truth": 7}],
-        "DeepEyes-Datasets-47k/data_0.1.2_visual_toolbox_v2.parquet": [
-            deepeyes("vstar", "visual_toolbox_v2", picture)
-        ],
-        "DeepEyes-Datasets-47k/data_thinklite_reasoning_acc.parquet": [
-            deepeyes("thinklite_eureka", "", picture)
-        ],
-        "vstar_bench/test_questions.jsonl": [{**vstar, "category": "direct_attributes"}],
-        **{f"MVBench/json/{task}.json": [moving] for task in MVBENCH},
+        f"{DEEPEYES}/data_0.1.2_visual_toolbox_v2.parquet": [deepeyes("vstar", "visual_toolbox_v2", picture)],
+        f"{DEEPEYES}/data_thinklite_reasoning_acc.parquet": [deepeyes("thinklite_eureka", "", picture)],
+        "vstar_bench/test_questions.jsonl": [vstar],
+        **{f"MVBench/json/{task}.json": [moving | {"start": 0.5, "end": 2}] for task in MVBENCH},
         "geometry3k/train.parquet": [{"images": [inside], "problem": "<image>Find x.", "answer": "3"}],
         "math12k/train.jsonl": [{"problem": "3 + 4?", "answer": "7"}],
     }
@@ -157,20 +111,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("coming_from")
     tiny_model.make(base / "models/Qwen2.5-VL-7B-Instruct")
     shutil.copytree(ROOT / "configs", base / "configs")
-    for place in (
-        "",
-        "PixelReasoner-SFT-Data",
-        "PixelReasoner-RL-Data",
-        "VisualProbe_train",
-        "VisualProbe_Hard",
-    ):
+    pixel_reasoner = "PixelReasoner-SFT-Data", "PixelReasoner-RL-Data"
+    for place in ("", *pixel_reasoner, "VisualProbe_train", "VisualProbe_Hard"):
         (base / place / "images").mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((400, 600, 3), 90, np.uint8)).save(base / place / IMAGE)
-    for place in (
-        "train_jsons/images/0.png",
-        "benchmarks/image/0.png",
-        "vstar_bench/direct_attributes/a.png",
-    ):
+    copies = "train_jsons/images/0.png", "benchmarks/image/0.png", "vstar_bench/direct_attributes/a.png"
+    for place in copies:
         (base / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(base / IMAGE, base / place)
     clip = encode(footage())
@@ -219,7 +165,5 @@ def test_a_command_of_the_page_runs(
     if "--help" not in arguments:
         # The layers of the tiny model are too small for the recipe's rank
         arguments += ["policy.lora.rank=16", "--dry-run"]
-    monkeypatch.setattr("sys.argv", ["pixelis", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code in (0, None), capsys.readouterr().err
+    code, _, errors = pixelis(capsys, monkeypatch, *arguments)
+    assert code == 0, errors

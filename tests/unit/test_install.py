@@ -22,18 +22,8 @@ def installations() -> list[tuple[str, str]]:
 def resolve(constraints: str, extras: list[str], python: str) -> subprocess.CompletedProcess[str]:
     """Resolve for a version of Python from the metadata of packages, without installing one."""
     uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
-    command = [
-        uv,
-        "pip",
-        "compile",
-        "pyproject.toml",
-        "--quiet",
-        "--no-header",
-        "--no-annotate",
-        "-c",
-        constraints,
-    ]
-    command += [f"--extra={extra}" for extra in extras]
+    command = [uv, "pip", "compile", "pyproject.toml", "-c", constraints]
+    command += ["--quiet", "--no-header", "--no-annotate", *(f"--extra={extra}" for extra in extras)]
     command += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
 
@@ -50,13 +40,7 @@ def test_an_installation_of_the_makefile_resolves(constraints: str, extra: str, 
 
 
 def test_no_advice_names_a_package_of_an_index_that_is_not_ours() -> None:
-    texts = [
-        *ROOT.glob("pixelis/**/*.py"),
-        *ROOT.glob("docs/*.md"),
-        *ROOT.glob("*.md"),
-        *ROOT.glob("benchmarks/*"),
-    ]
-    pattern = re.compile(r"pip install[^\n]*\bpixelis(\[|['\"\s]|$)")
-    assert [
-        path for path in texts if path.is_file() and pattern.search(path.read_text(encoding="utf-8"))
-    ] == []
+    patterns = "pixelis/**/*.py", "docs/*.md", "*.md", "benchmarks/*.*"
+    texts = [path for pattern in patterns for path in ROOT.glob(pattern)]
+    advice = re.compile(r"pip install[^\n]*\bpixelis(\[|['\"\s]|$)")
+    assert [path for path in texts if advice.search(path.read_text(encoding="utf-8"))] == []

@@ -16,11 +16,8 @@ def policy_turn(action=None, error=None):
 
 
 def reply(status):
-    return Turn(
-        role="tool",
-        tokens=[2],
-        observation=Observation(status=status, code=None if status == "ok" else "bad_box"),
-    )
+    observation = Observation(status=status, code=None if status == "ok" else "bad_box")
+    return Turn(role="tool", tokens=[2], observation=observation)
 
 
 def episode(question="q", *, accuracy=None, turns=(), stop=StopReason.ANSWER, answer=None, **fields):
@@ -85,14 +82,11 @@ def test_unscored_episodes_are_never_wrong_ones():
 
 
 def test_groups_are_clusters_not_independent_episodes():
-    groups = []
-    for i in range(20):
-        question = Question(id=f"q{i}", question="?")
-        group = Group(id=f"g{i}", question=question)
-        group.trajectories = [
-            episode(question.id, accuracy=float(i % 2), group_id=group.id) for _ in range(8)
-        ]
-        groups.append(group)
+    groups = [
+        Group(id=f"g{i}", question=Question(id=f"q{i}", question="?"), trajectories=episodes)
+        for i in range(20)
+        for episodes in [[episode(f"q{i}", accuracy=float(i % 2), group_id=f"g{i}") for _ in range(8)]]
+    ]
     clustered = summarise(groups)
     low, high = clustered["ci95"]
     assert (clustered["n"], clustered["questions"], clustered["accuracy"]) == (160, 20, 0.5)
@@ -106,15 +100,11 @@ def test_groups_are_clusters_not_independent_episodes():
 def test_pages_show_as_many_right_as_wrong_episodes(right, wrong, right_shown):
     from pixelis.actors.report import choose
 
-    groups = []
-    for accuracy in [1.0] * right + [0.0] * wrong:
-        groups.append(
-            Group(
-                id="g",
-                question=Question(id="q", question="?"),
-                trajectories=[episode(accuracy=accuracy, group_id="g")],
-            )
-        )
+    question = Question(id="q", question="?")
+    groups = [
+        Group(id="g", question=question, trajectories=[episode(accuracy=accuracy, group_id="g")])
+        for accuracy in [1.0] * right + [0.0] * wrong
+    ]
     chosen = choose("step 1", groups, [None] * len(groups), 4)
     assert len(chosen) == min(4, right + wrong)
     assert sum(group.trajectories[0].rewards["accuracy"] for _, group, _ in chosen) == right_shown
@@ -122,13 +112,11 @@ def test_pages_show_as_many_right_as_wrong_episodes(right, wrong, right_shown):
 
 def voted(name: str, *rewards: tuple[float, float | None]) -> Group:
     """A group of (vote, accuracy) by rollout."""
-    question = Question(id=f"q-{name}", question="?")
-    group = Group(id=name, question=question)
+    group = Group(id=name, question=Question(id=name, question="?"))
     for vote, accuracy in rewards:
-        raw = {"majority_vote": vote, **({"accuracy": accuracy} if accuracy is not None else {})}
-        group.trajectories.append(
-            Trajectory(question_id=question.id, group_id=name, rewards=raw, reward=vote)
-        )
+        played = episode(name, accuracy=accuracy, group_id=name, reward=vote)
+        played.rewards["majority_vote"] = vote
+        group.trajectories.append(played)
     return group
 
 

@@ -34,6 +34,10 @@ def zoom(arguments: str, name: str = "image_zoom_in_tool") -> str:
     return f'<think>t</think><tool_call>{{"name":"{name}","arguments":{arguments}}}</tool_call>'
 
 
+def qwen(box: str) -> str:
+    return f'<tool_call>{{"name":"zoom_in","arguments":{{"bbox_2d":{box}}}}}</tool_call>'
+
+
 def turn(angle: str) -> str:
     return zoom(f'{{"angle":{angle}}}', "image_rotate_tool")
 
@@ -46,69 +50,35 @@ def padded(*edges: float, target: str = "img0") -> tuple[str, dict[str, Any]]:
     return box(*edges, target=target, padding=0.1)
 
 
-LEFT, RIGHT = "[0,0,280,280]", "[280,0,560,280]"
+LEFT, RIGHT, PART = "[0,0,280,280]", "[280,0,560,280]", "[0,0,0.5,1]"
+IN_LEFT = box(0, 0, 0.5, 1)
+IN_CROP = box(0, 0, 0.5, 1, target="obs1")
 SAME = "as upstream"
 TABLE: list[tuple[str, str, Any, Any, str]] = [
-    # dialect, text, upstream's value, ours, reason
+    # dialect, text, upstream's value, ours, note
     # -- boxes outside the picture
-    ("pixel_reasoner", crop("[280,0,900,280]"), padded(0.5, 0, 1, 1), padded(0.5, 0, 1, 1), SAME),
-    ("pixel_reasoner", crop("[-0.5,0,0.5,0.9]"), padded(0, 0, 0.5, 0.9), padded(0, 0, 0.5, 0.9), SAME),
-    (
-        "pixel_reasoner",
-        crop("[0.5,0,1.02,0.9]"),
-        "pixels",
-        "bad_box",
-        "a mixture of scales is refused, upstream takes it for pixels",
-    ),
+    ("pixel_reasoner", crop("[280,0,900,280]"), padded(0.5, 0, 1, 1), SAME, ""),
+    ("pixel_reasoner", crop("[-0.5,0,0.5,0.9]"), padded(0, 0, 0.5, 0.9), SAME, ""),
+    ("pixel_reasoner", crop("[0.5,0,1.02,0.9]"), "pixels", "bad_box", "a mixture of scales, for upstream pixels"),
     ("pixel_reasoner", crop("[600,0,900,280]"), "error", "out_of_range", "wholly outside"),
-    ("deepeyes", zoom('{"bbox_2d":[280,0,900,400]}'), box(0.5, 0, 1, 1), box(0.5, 0, 1, 1), SAME),
-    ("deepeyes", zoom('{"bbox_2d":[-50,-9,280,280]}'), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), SAME),
+    ("deepeyes", zoom('{"bbox_2d":[280,0,900,400]}'), box(0.5, 0, 1, 1), SAME, ""),
+    ("deepeyes", zoom('{"bbox_2d":[-50,-9,280,280]}'), IN_LEFT, SAME, ""),
     ("deepeyes", zoom('{"bbox_2d":[600,0,900,280]}'), "error", "out_of_range", "wholly outside"),
-    ("deepeyes", zoom('{"bbox_2d":[0,0,' + "9" * 4000 + ",280]}"), box(0, 0, 1, 1), box(0, 0, 1, 1), SAME),
+    ("deepeyes", zoom('{"bbox_2d":[0,0,' + "9" * 4000 + ",280]}"), box(0, 0, 1, 1), SAME, ""),
     ("mini_o3", ground("[0.5,0,1.02,1]"), box(0.5, 0, 1, 1), "out_of_range", "dialogue.clamp=true does as upstream"),
-    (
-        "qwen",
-        '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[280,0,900,280]}}</tool_call>',
-        None,
-        "out_of_range",
-        "our own dialect",
-    ),
+    ("qwen", qwen("[280,0,900,280]"), None, "out_of_range", "our own dialect"),
     # -- DeepEyes' arguments
-    ("deepeyes", zoom('{"bbox_2d":[0.4,0.0,279.6,280.0]}'), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "rounded, as by PIL"),
+    ("deepeyes", zoom('{"bbox_2d":[0.4,0.0,279.6,280.0]}'), IN_LEFT, SAME, "rounded, as by PIL"),
     ("deepeyes", zoom('{"bbox_2d":[0.1,0.2,0.3,0.4]}'), "error", "bad_box", "fractions are less than a pixel"),
-    ("deepeyes", zoom(f'{{"bbox_2d":{LEFT},"label":null}}'), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), SAME),
-    ("deepeyes", zoom(f'{{"bbox_2d":{LEFT},"label":7}}'), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), SAME),
-    (
-        "deepeyes",
-        zoom(f'{{"bbox_2d":{LEFT},"target":"obs1"}}'),
-        box(0, 0, 0.5, 1),
-        box(0, 0, 0.5, 1),
-        "its crops are of the picture",
-    ),
-    (
-        "deepeyes",
-        zoom(f'{{"bbox_2d":{LEFT}}}').replace('{"name"', '{"id":1,"name"'),
-        box(0, 0, 0.5, 1),
-        box(0, 0, 0.5, 1),
-        SAME,
-    ),
+    ("deepeyes", zoom(f'{{"bbox_2d":{LEFT},"label":null}}'), IN_LEFT, SAME, ""),
+    ("deepeyes", zoom(f'{{"bbox_2d":{LEFT},"label":7}}'), IN_LEFT, SAME, ""),
+    ("deepeyes", zoom(f'{{"bbox_2d":{LEFT},"target":"obs1"}}'), IN_LEFT, SAME, "its crops are of the picture"),
+    ("deepeyes", zoom(f'{{"bbox_2d":{LEFT}}}').replace('{"name"', '{"id":1,"name"'), IN_LEFT, SAME, ""),
     ("deepeyes", zoom(f'{{"bbox":{LEFT}}}'), "error", "bad_arguments", SAME),
     ("deepeyes", zoom('{"bbox_2d":[100,100,130,200]}'), "error", "too_small", "30 pixels"),
-    (
-        "deepeyes",
-        zoom('{"bbox_2d":[100,100,131,200]}'),
-        box(100 / 560, 100 / 280, 131 / 560, 200 / 280),
-        box(100 / 560, 100 / 280, 131 / 560, 200 / 280),
-        SAME,
-    ),
+    ("deepeyes", zoom('{"bbox_2d":[100,100,131,200]}'), box(100 / 560, 100 / 280, 131 / 560, 200 / 280), SAME, ""),
     ("deepeyes", zoom('{"bbox_2d":[0,100,560,120]}'), "error", "too_small", "30 pixels"),
-    (
-        "deepeyes",
-        turn("90"),
-        ("img0", {"angle": -90}),
-        ("img0", {"angle": 90.0}),
-        "its code turns counter-clockwise, ours as it describes",
-    ),
+    ("deepeyes", turn("90"), ("img0", {"angle": -90}), ("img0", {"angle": 90.0}), "ours turns as it describes"),
     ("deepeyes", turn("-90"), ("img0", {"angle": 90}), ("img0", {"angle": 270.0}), "the same turn in degrees clockwise"),
     ("deepeyes", turn("0"), ("img0", {"angle": 0}), ("img0", {"angle": 0.0}), SAME),
     ("deepeyes", turn("45"), ("img0", {"angle": -45}), ("img0", {"angle": 45.0}), "clockwise; nothing is cut off"),
@@ -116,127 +86,37 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
     ("deepeyes", turn('"90"'), "error", "bad_arguments", SAME),
     ("deepeyes", turn("true"), ("img0", {"angle": -1}), "bad_arguments", "no number"),
     # -- several calls in a turn
-    ("pixel_reasoner", crop(LEFT) + crop(RIGHT), padded(0.5, 0, 1, 1), padded(0.5, 0, 1, 1), "the last"),
-    ("pixel_reasoner", crop("[1") + "\n" + crop(RIGHT), padded(0.5, 0, 1, 1), padded(0.5, 0, 1, 1), "the last"),
-    (
-        "deepeyes",
-        zoom(f'{{"bbox_2d":{LEFT}}}') + zoom(f'{{"bbox_2d":{RIGHT}}}')[16:],
-        box(0.5, 0, 1, 1),
-        box(0.5, 0, 1, 1),
-        "the last",
-    ),
+    ("pixel_reasoner", crop(LEFT) + crop(RIGHT), padded(0.5, 0, 1, 1), SAME, "the last"),
+    ("pixel_reasoner", crop("[1") + "\n" + crop(RIGHT), padded(0.5, 0, 1, 1), SAME, "the last"),
+    ("deepeyes", zoom(f'{{"bbox_2d":{LEFT}}}') + zoom(f'{{"bbox_2d":{RIGHT}}}')[16:], box(0.5, 0, 1, 1), SAME, "the last"),
     ("deepeyes", turn("90") + turn("180")[16:] * 2, ("img0", {"angle": -180}), ("img0", {"angle": 180.0}), "the last"),
-    ("mini_o3", ground("[0,0,0.5,1]") + ground("[0.5,0,1,1]")[16:], box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "the first"),
-    (
-        "qwen",
-        '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[0,0,9,9]}}</tool_call>' * 2,
-        None,
-        "limit",
-        "our own dialect",
-    ),
+    ("mini_o3", ground(PART) + ground("[0.5,0,1,1]")[16:], IN_LEFT, SAME, "the first"),
+    ("qwen", qwen("[0,0,9,9]") * 2, None, "limit", "our own dialect"),
     # -- a call and an answer in a turn
-    ("deepeyes", turn("90") + "<answer>7</answer>", "answer: 7", "answer: 7", SAME),
-    (
-        "deepeyes",
-        turn("90") + "so \\boxed{7}",
-        ("img0", {"angle": -90}),
-        ("img0", {"angle": 90.0}),
-        "only tags end its episodes",
-    ),
-    ("mini_o3", ground("[0,0,0.5,1]") + "<answer>7</answer>", box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "the call"),
-    (
-        "mini_o3",
-        "<think>t</think><answer>7</answer>" + ground("[0,0,0.5,1]")[16:],
-        box(0, 0, 0.5, 1),
-        box(0, 0, 0.5, 1),
-        "the call",
-    ),
-    ("pixel_reasoner", crop(LEFT) + " so \\boxed{7}", "answer: 7", "answer: 7", "a turn is a call only if it ends with one"),
-    (
-        "pixel_reasoner",
-        "\\boxed{7}? " + crop(LEFT),
-        padded(0, 0, 0.5, 1),
-        padded(0, 0, 0.5, 1),
-        "a turn is a call only if it ends with one",
-    ),
-    ("pixel_reasoner", crop(LEFT) + " Let us see.", "nothing", "nothing", "a turn is a call only if it ends with one"),
-    (
-        "qwen",
-        '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[0,0,9,9]}}</tool_call><answer>7</answer>',
-        None,
-        "limit",
-        "our own dialect",
-    ),
+    ("deepeyes", turn("90") + "<answer>7</answer>", "answer: 7", SAME, ""),
+    ("deepeyes", turn("90") + "so \\boxed{7}", ("img0", {"angle": -90}), ("img0", {"angle": 90.0}), "only tags end its episodes"),
+    ("mini_o3", ground(PART) + "<answer>7</answer>", IN_LEFT, SAME, "the call"),
+    ("mini_o3", "<think>t</think><answer>7</answer>" + ground(PART)[16:], IN_LEFT, SAME, "the call"),
+    ("pixel_reasoner", crop(LEFT) + " so \\boxed{7}", "answer: 7", SAME, "a turn is a call only if it ends with one"),
+    ("pixel_reasoner", "\\boxed{7}? " + crop(LEFT), padded(0, 0, 0.5, 1), SAME, "a turn is a call only if it ends with one"),
+    ("pixel_reasoner", crop(LEFT) + " Let us see.", "nothing", SAME, "a turn is a call only if it ends with one"),
+    ("qwen", qwen("[0,0,9,9]") + "<answer>7</answer>", None, "limit", "our own dialect"),
     # -- what Mini-o3 reads
-    ("mini_o3", ground("[0,0,0.5,1]", '"observation_0"'), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "the picture"),
-    (
-        "mini_o3",
-        ground("[0,0,0.5,1]", '"observation_1"'),
-        box(0, 0, 0.5, 1, target="obs1"),
-        box(0, 0, 0.5, 1, target="obs1"),
-        SAME,
-    ),
-    (
-        "mini_o3",
-        ground("[0,0,0.5,1]", '"observation_1 (zoom)"'),
-        box(0, 0, 0.5, 1, target="obs1"),
-        box(0, 0, 0.5, 1, target="obs1"),
-        SAME,
-    ),
-    ("mini_o3", ground("[0,0,0.5,1]", '"observation_10"'), "error", "bad_target", "not observation 1"),
-    (
-        "mini_o3",
-        "<grounding>{'bbox_2d': [0, 0, 0.5, 1], 'source': 'observation_1'}</grounding>",
-        box(0, 0, 0.5, 1, target="obs1"),
-        box(0, 0, 0.5, 1, target="obs1"),
-        "single quotes",
-    ),
-    ("mini_o3", ground("[0,0,0.5,1]", "'original_image'"), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "mixed quotes"),
-    ("mini_o3", ground("[0,0,0.5,1]", "'original_image\""), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "mixed quotes"),
-    (
-        "mini_o3",
-        ground("[0,0,0.5,1]", "'observation_1 (the dog\"").replace('"source"', "'source'"),
-        "error",
-        box(0, 0, 0.5, 1, target="obs1"),
-        "keys in single quotes too",
-    ),
-    (
-        "mini_o3",
-        ground("[0,0,0.5,1]", '"observation_1 (the dog\'s ear)"'),
-        box(0, 0, 0.5, 1, target="obs1"),
-        box(0, 0, 0.5, 1, target="obs1"),
-        "an apostrophe is no quote",
-    ),
-    ("mini_o3", ground("[0,0,0.5,1]", "original_image"), "error", "bad_json", "a name needs quotes"),
-    (
-        "mini_o3",
-        "<think>Maybe " + ground("[0,0,0.5,1]")[16:] + "</think><answer>7</answer>",
-        box(0, 0, 0.5, 1),
-        box(0, 0, 0.5, 1),
-        "the first call ends the turn",
-    ),
-    (
-        "mini_o3",
-        "<grounding>{'bbox_2d': (0, 0, 0.5, 1), 'source': 'original_image'}</grounding>",
-        box(0, 0, 0.5, 1),
-        "bad_json",
-        "upstream evaluates Python, ours never does",
-    ),
+    ("mini_o3", ground(PART, '"observation_0"'), IN_LEFT, SAME, "the picture"),
+    ("mini_o3", ground(PART, '"observation_1"'), IN_CROP, SAME, ""),
+    ("mini_o3", ground(PART, '"observation_1 (zoom)"'), IN_CROP, SAME, ""),
+    ("mini_o3", ground(PART, '"observation_10"'), "error", "bad_target", "not observation 1"),
+    ("mini_o3", "<grounding>{'bbox_2d': [0, 0, 0.5, 1], 'source': 'observation_1'}</grounding>", IN_CROP, SAME, "single quotes"),
+    ("mini_o3", ground(PART, "'original_image'"), IN_LEFT, SAME, "mixed quotes"),
+    ("mini_o3", ground(PART, "'original_image\""), IN_LEFT, SAME, "mixed quotes"),
+    ("mini_o3", ground(PART, "'observation_1 (the dog\"").replace('"source"', "'source'"), "error", IN_CROP, "and keys"),
+    ("mini_o3", ground(PART, '"observation_1 (the dog\'s ear)"'), IN_CROP, SAME, "an apostrophe is no quote"),
+    ("mini_o3", ground(PART, "original_image"), "error", "bad_json", "a name needs quotes"),
+    ("mini_o3", "<think>Maybe " + ground(PART)[16:] + "</think><answer>7</answer>", IN_LEFT, SAME, "the first call ends it"),
+    ("mini_o3", ground("(0,0,0.5,1)"), IN_LEFT, "bad_json", "upstream evaluates Python, ours never does"),
     ("mini_o3", ground("__import__('os').getcwd()"), "evaluated", "bad_json", "upstream evaluates Python, ours never does"),
-    (
-        "mini_o3",
-        "<think>t</think><answer>" + "7" * 1001 + "</answer>",
-        "answer: " + "7" * 1001,
-        "answer: " + "7" * 1001,
-        "an answer however long",
-    ),
-    (
-        "mini_o3",
-        "<think>t</think> so <answer>7</answer> ok",
-        "answer: 7",
-        "answer: 7",
-        "text between tags is no answer and no error",
-    ),
+    ("mini_o3", "<think>t</think><answer>" + "7" * 1001 + "</answer>", "answer: " + "7" * 1001, SAME, "an answer however long"),
+    ("mini_o3", "<think>t</think> so <answer>7</answer> ok", "answer: 7", SAME, "text between tags is no answer and no error"),
 ]  # fmt: skip
 
 
@@ -254,16 +134,14 @@ def value(dialect: str, text: str, scale: Scale = SCALE) -> Any:
 def test_a_call_is_read_as_its_system_reads_it(
     dialect: str, text: str, upstream: Any, ours: Any, reason: str
 ) -> None:
-    result = value(dialect, text)
-    if isinstance(ours, tuple):
-        assert result[0] == ours[0]
-        assert result[1].keys() == ours[1].keys()
-        for key, expected in ours[1].items():
-            assert result[1][key] == pytest.approx(expected), reason
+    result, expected = value(dialect, text), upstream if ours == SAME else ours
+    if isinstance(expected, tuple):
+        assert result[0] == expected[0]
+        assert result[1].keys() == expected[1].keys()
+        for key, number in expected[1].items():
+            assert result[1][key] == pytest.approx(number), reason
     else:
-        assert result == ours, reason
-    if reason == SAME and isinstance(ours, tuple) and "box" in ours[1]:
-        assert upstream == ours
+        assert result == expected, reason
 
 
 @pytest.mark.parametrize(
@@ -284,7 +162,7 @@ def test_a_turn_of_mini_o3_ends_with_its_first_call(after: str) -> None:
 @pytest.mark.parametrize("clamp", [True, False])
 def test_clamping_is_a_switch_in_every_dialect(dialect: str, clamp: bool) -> None:
     texts = {
-        "qwen": '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[280,0,900,280]}}</tool_call>',
+        "qwen": qwen("[280,0,900,280]"),
         "mini_o3": ground("[0.5,-0.2,1.02,1]"),
         "pixel_reasoner": crop("[280,0,900,280]"),
         "deepeyes": zoom('{"bbox_2d":[280,0,900,280]}'),
@@ -350,12 +228,8 @@ def test_rotate_by_any_angle_cuts_nothing_off_and_has_errors_with_codes() -> Non
     np.testing.assert_array_equal(view, expected)
     assert abs(int((view > 127).all(axis=-1).sum()) - 100 * 200) < 300  # the whole picture is there
     for arguments, code in (
-        ({}, "bad_arguments"),
         ({"angle": 720}, "bad_arguments"),
-        ({"angle": "90"}, "bad_arguments"),
         ({"angle": 90, "box": [1, 0, 0, 1]}, "bad_box"),
-        ({"angle": 90, "box": [2, 2, 3, 3]}, "out_of_range"),
-        ({"angle": 90, "box": [0, 0, 0.001, 1]}, "too_small"),
     ):
         observation, views = execute(Action(op="rotate", arguments=arguments), scene)
         assert (observation.status, observation.code, views) == ("error", code, [])

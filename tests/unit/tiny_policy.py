@@ -13,37 +13,38 @@ import numpy as np
 import torch
 
 from pixelis import config
+from pixelis.families.attention import use_packed_attention
 from pixelis.families.family import ModelSpec
+from pixelis.families.features import concatenate
 from pixelis.families.spec import load_spec
+from pixelis.families.vision import patchify
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.policy.adapters import Adapter
-from pixelis.policy.lora import adapted_layers, lora_parameters
+from pixelis.policy.log_probs import banned_mask, token_log_probs
+from pixelis.policy.lora import BaseWeights, adapted_layers, lora_parameters, merge_into
 from pixelis.policy.model import load_model
 from pixelis.policy.model_path import fingerprint
+from pixelis.policy.packing import collate
 from pixelis.policy.samples import TrainSample
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen2_vl")
 LORA = config.LoraConfig(rank=4, alpha=8)
+TINY = {
+    **{"hidden": 64, "heads": 2, "kv_heads": 1, "layers": 2, "feedforward": 96},
+    **{"vision_hidden": 32, "vision_layers": 2},
+}
+"""Sizes of the tiny models: heads 32 wide, the least that vLLM takes on CPU, share keys."""
 torch.set_num_threads(1)
 
 
 @functools.cache
 def folder(family: str) -> Path:
-    """A model folder on disk; heads (32 wide, the least that vLLM takes on CPU) share keys."""
+    """A model folder on disk."""
     root = Path(tempfile.mkdtemp(prefix=f"pixelis-{family}-"))
     atexit.register(shutil.rmtree, root, True)
     tokenizer = build_tokenizer()
-    sizes = {
-        "hidden": 64,
-        "heads": 2,
-        "kv_heads": 1,
-        "layers": 2,
-        "feedforward": 96,
-        "vision_hidden": 32,
-        "vision_layers": 2,
-    }
-    model = build(tokenizer, family, seed=3, **sizes)  # type: ignore[arg-type]
+    model = build(tokenizer, family, seed=3, **TINY)  # type: ignore[arg-type]
     model.save_pretrained(root)
     tokenizer.save_pretrained(root)
     return root
@@ -61,6 +62,13 @@ def spec(family: str = "qwen3_vl") -> ModelSpec:
 def stock(family: str = "qwen3_vl") -> torch.nn.Module:
     """A fresh model with transformers' own attention."""
     return load_model(policy(family), "cpu")[0]
+
+
+def merged(adapter: Adapter, family: str = "qwen3_vl") -> torch.nn.Module:
+    """A fresh model with an adapter in its weights."""
+    model = stock(family)
+    merge_into(model, BaseWeights(), adapter)
+    return model
 
 
 def random_adapter(
@@ -138,17 +146,16 @@ class Maker:
 
 def stock_logits(model: torch.nn.Module, sample: TrainSample) -> torch.Tensor:
     """Logits [n, vocab] of a sample by transformers' own forward, unpadded."""
-    from pixelis.families.vision import patchify
-
     s = spec(model.config.model_type)
     ids = torch.from_numpy(sample.tokens)[None]
     if not s.reads_images:  # these classes leave the whole forward pass to the learner
-        return model.lm_head(model.model.language_model(input_ids=ids).last_hidden_state)[0]
+        text_model = getattr(model.model, "language_model", model.model)
+        return model.lm_head(text_model(input_ids=ids).last_hidden_state)[0]
     inputs: dict[str, torch.Tensor] = {}
     if sample.views:
         pixels, grid = patchify(sample.views, s.patch, s.merge, s.temporal, s.image_mean, s.image_std)
         inputs = {
-            "pixel_values": pixels,
+            "pixel_values": pixels.to(model.dtype),
             "image_grid_thw": grid,
             "mm_token_type_ids": (ids == s.image_token).int(),
         }
@@ -161,6 +168,31 @@ def stock_log_probs(model: torch.nn.Module, sample: TrainSample, temperature: fl
     logits = logits.index_fill(1, torch.tensor(spec(model.config.model_type).banned), float("-inf"))
     chosen = torch.log_softmax(logits, -1)[:-1].gather(1, torch.from_numpy(sample.tokens)[1:, None])[:, 0]
     return chosen[torch.from_numpy(sample.mask[1:])]
+
+
+def check_log_probs(
+    model: torch.nn.Module,
+    samples: Sequence[TrainSample],
+    expected: Sequence[np.ndarray],
+    limit: float = 1e-4,
+) -> None:
+    """transformers' forward of a model gives these log-probabilities of the policy tokens."""
+    with torch.no_grad():
+        for sample, values in zip(samples, expected, strict=True):
+            assert np.abs(stock_log_probs(model, sample).numpy() - values).max() < limit
+
+
+def packed_log_probs(
+    model: torch.nn.Module, samples: Sequence[TrainSample], temperature: float = 1.0, **options: int
+) -> np.ndarray:
+    """Log-probabilities of all policy tokens by the learner's packed forward."""
+    s = spec(model.config.model_type)
+    use_packed_attention(model)
+    batch = collate(samples, s)
+    features = concatenate(s.family.encode_views(model, s, batch.views)) if batch.views else None
+    banned = banned_mask(s.banned, s.vocab)
+    with torch.no_grad():
+        return token_log_probs(model, s, batch, features, banned, temperature, **options)[0].numpy()
 
 
 def check_same_training(

@@ -14,6 +14,14 @@ from pixelis.policy.train_step import Trainer
 LEARNER = config.LearnerConfig(lr=3e-3, warmup=0.0, row_tokens=512, rows=2, keep=2)
 
 
+SMALL = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
+"""Short rows: several micro-batches to one step."""
+
+
+def learner_with(**values: object) -> config.LearnerConfig:
+    return LEARNER.model_copy(update=values)
+
+
 @contextmanager
 def trainer(family: str = "qwen3_vl", **values: object) -> Iterator[Trainer]:
     settings = {"policy": policy(family), "learner": LEARNER, "total_steps": 10, "device": "cpu", **values}

@@ -68,6 +68,7 @@ DIVIDE_ALL = Path(__file__).with_name("divide_all.json")
 
 By default it keeps all of a tiny model's on every worker.
 """
+OLDER = "qwen2_5_vl"
 CASES = {
     "adapters, stage 0": Case(0, steps=3, long=True),
     "adapters, stage 2": Case(2, steps=2),
@@ -75,19 +76,17 @@ CASES = {
     "all parameters, stage 3": Case(3, full=True, long=True),
     "all parameters, stage 3, chunks of the head": Case(3, full=True, chunk_values=2000, long=True),
     "adapters, stage 3, chunks of a frozen head": Case(
-        3, chunk_values=2000, steps=2, family="qwen2_5_vl", long=True
+        3, chunk_values=2000, steps=2, family=OLDER, long=True
     ),
     "adapters, stage 3, chunks of an adapted head": Case(3, head=True, chunk_values=2000, steps=2, long=True),
     "adapters, stage 3, bfloat16 model": Case(3, steps=2, dtype="bfloat16", long=True),
     "adapters, stage 1, KL": Case(1, steps=3, kl=0.5, long=True),
     "adapters, stage 3, KL": Case(3, steps=3, kl=0.5, long=True),
     "adapters, stage 0, sequence parallel": Case(0, steps=2, kl=0.5, sequence_parallel=2),
-    "adapters, stage 2, sequence parallel": Case(
-        2, steps=2, family="qwen2_5_vl", sequence_parallel=2, long=True
-    ),
+    "adapters, stage 2, sequence parallel": Case(2, steps=2, family=OLDER, sequence_parallel=2, long=True),
     "all parameters, stage 3, sequence parallel": Case(3, full=True, chunk_values=2000, sequence_parallel=2),
     "all parameters, stage 1, sequence parallel": Case(
-        1, full=True, family="qwen2_5_vl", sequence_parallel=2, long=True
+        1, full=True, family=OLDER, sequence_parallel=2, long=True
     ),
     "adapters, stage 3, full KL": Case(3, steps=2, kl=0.5, kl_estimator="full", head=True, chunk_values=2000),
     "adapters, stage 0, sequence parallel, full KL": Case(
@@ -111,10 +110,8 @@ def samples_of(family: str) -> list[TrainSample]:
 
     *pictures, last = batch(7, family)
     keep = last.tokens != tiny_policy.spec(family).image_token
-    text = TrainSample(
-        last.tokens[keep], last.mask[keep], last.log_probs[keep], last.advantage, [], id=last.id
-    )
-    return [*pictures, text]
+    arrays = (array[keep] for array in (last.tokens, last.mask, last.log_probs))
+    return [*pictures, TrainSample(*arrays, last.advantage, [], id=last.id)]
 
 
 def divided(family: str) -> dict[str, Any]:
@@ -137,13 +134,8 @@ def divided(family: str) -> dict[str, Any]:
 def main(out: str, folders: dict[str, str], long: bool) -> None:
     """Train the cases that are long, or the others, on this worker."""
     rank = int(os.environ["RANK"])
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{out}/rendezvous",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=120),
-    )
+    place = {"init_method": f"file://{out}/rendezvous", "rank": rank, "world_size": 2}
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120), **place)
     tiny_policy.folder = lambda family: Path(folders[family])
     results: dict[str, Any] = {}
     for name, case in CASES.items():

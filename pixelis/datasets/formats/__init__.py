@@ -108,7 +108,7 @@ def detect(columns: Iterable[str], row: str = "the row") -> str:
     raise BadInput(message, code="unknown_format", fix="\n".join([fix, *lines]))
 
 
-# -- reading
+# Reading
 
 
 class Record(NamedTuple):

@@ -21,7 +21,7 @@ from pixelis.datasets.files import FIELD_CHARACTERS, Part, read_part
 from pixelis.datasets.formats.base import choices
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.errors import BadInput, MissingFile
-from pixelis.records import Annotations, Media, Question
+from pixelis.records import Annotations, Box, Media, Question, Region
 
 Rows = Iterator[Question | BadRow]
 Size = tuple[int | None, int | None]
@@ -109,7 +109,7 @@ class AnnotationFile:
         self.root, self.path = root, path
         self._errors: list[BadRow] = []
 
-    # -- errors
+    # Errors
 
     @contextlib.contextmanager
     def collect_errors(self, name: Any) -> Iterator[None]:
@@ -137,7 +137,7 @@ class AnnotationFile:
         if question is not None:
             yield question
 
-    # -- rows
+    # Rows
 
     @functools.cached_property
     def data(self) -> dict[str, Any]:
@@ -248,6 +248,12 @@ def clip(
     uri: str = "", frames: list[str] | None = None, fps: float = 1.0, size: Size = (None, None)
 ) -> Media:
     return Media(id="vid0", kind="video", uri=uri, frames=frames, fps=fps, width=size[0], height=size[1])
+
+
+def tracked(track: object, frame: int, label: str, box: Box, **fields: Any) -> Region:
+    """A region in a frame of a clip; regions of one ``track`` are one object."""
+    id = f"{track}.{frame}"
+    return Region(id=id, label=label, box=box, media="vid0", frame=frame, track=str(track), **fields)
 
 
 def frames_in(folder: Path, column: str) -> list[str]:

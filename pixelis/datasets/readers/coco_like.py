@@ -21,6 +21,7 @@ from pixelis.datasets.readers.base import (
     clip,
     image,
     read_json_row,
+    tracked,
 )
 from pixelis.records import Annotations, Question, Region
 
@@ -59,7 +60,7 @@ def _annotations_by(file: AnnotationFile, key: str, owners: str) -> dict[Any, li
     return groups
 
 
-# -- images
+# Images
 
 
 def _images(
@@ -109,7 +110,7 @@ def _images(
     return read
 
 
-# -- clips
+# Clips
 
 
 def _videos(*annotations: str, frames: str, fps: float) -> Callable[[DatasetRoot], Rows]:
@@ -149,21 +150,14 @@ def _track(
         if mask is None or sides is None:
             continue
         with file.collect_errors(f"annotation {track}, frame {frame}"):
-            region = Region(
-                id=f"{track}.{frame}",
-                label=label,
-                box=box_xywh(sides, width, height, "bboxes"),
-                media="vid0",
-                mask=mask_rle(mask, width, height, "segmentations"),
-                frame=frame,
-                track=track,
-                attributes={"iscrowd": True} if annotation.get("iscrowd") else {},
-            )
-            regions.append(region)
+            box = box_xywh(sides, width, height, "bboxes")
+            code = mask_rle(mask, width, height, "segmentations")
+            attributes = {"iscrowd": True} if annotation.get("iscrowd") else {}
+            regions.append(tracked(track, frame, label, box, mask=code, attributes=attributes))
     return regions
 
 
-# -- SA-1B
+# SA-1B
 
 
 def sa1b(root: DatasetRoot) -> Rows:
@@ -217,7 +211,7 @@ def _json_files(folder: Path) -> Iterator[Path]:
             yield Path(entry.path)
 
 
-# -- data sets
+# Data sets
 
 coco = _images("annotations/instances_{split}.json")
 lvis = _images(

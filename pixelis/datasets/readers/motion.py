@@ -13,7 +13,7 @@ from typing import Any
 
 from pixelis.datasets.annotation_geometry import box_xywh, image_size
 from pixelis.datasets.fields import RowError, number, whole
-from pixelis.datasets.readers.base import AnnotationFile, DatasetRoot, Rows, below, clip
+from pixelis.datasets.readers.base import AnnotationFile, DatasetRoot, Rows, below, clip, tracked
 from pixelis.errors import BadInput
 from pixelis.records import Annotations, Region
 
@@ -108,15 +108,8 @@ def _read_truth(
                 if not number(counts, "conf") and not with_ignored:
                     continue
                 x, y, w, h = (number(value, "bbox") for value in (left, top, width, height))
-                regions[frame - 1].append(
-                    Region(
-                        id=f"{track}.{frame}",
-                        label=CLASSES[category - 1],
-                        box=box_xywh([x - 1, y - 1, w, h], *size),
-                        media="vid0",
-                        frame=frame - 1,
-                        track=str(track),
-                        attributes={"visibility": number(visibility, "visibility")},
-                    )
-                )
+                box = box_xywh([x - 1, y - 1, w, h], *size)
+                attributes = {"visibility": number(visibility, "visibility")}
+                region = tracked(track, frame - 1, CLASSES[category - 1], box, attributes=attributes)
+                regions[frame - 1].append(region)
     return regions

@@ -22,7 +22,7 @@ TVQA_SHOWS = ("castle", "friends", "grey", "house", "met")
 """By the beginning of a clip's name; one without is of the Big Bang Theory."""
 
 
-# -- descriptions
+# Descriptions
 
 
 def didemo(root: DatasetRoot) -> Rows:
@@ -88,7 +88,7 @@ def assembly101(root: DatasetRoot) -> Rows:
         yield from file.convert(video, question, video)
 
 
-# -- questions
+# Questions
 
 
 def star(root: DatasetRoot) -> Rows:

@@ -42,7 +42,7 @@ def _add_line(
     lines.append(Line(text=content, box=enclosing_box(points, corners), level=level))
 
 
-# -- questions about documents
+# Questions about documents
 
 
 def _documents(
@@ -136,7 +136,7 @@ def _textract_lines(data: dict[str, Any], file: AnnotationFile, name: str) -> tu
     return lines, (None, None)
 
 
-# -- text in images
+# Text in images
 
 
 def textcaps(root: DatasetRoot) -> Rows:

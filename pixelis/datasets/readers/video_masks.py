@@ -22,6 +22,7 @@ from pixelis.datasets.readers.base import (
     below,
     clip,
     read_json_row,
+    tracked,
 )
 from pixelis.errors import OperationError
 from pixelis.operations.masks import Mask, decode
@@ -48,18 +49,8 @@ def youtube_vos(root: DatasetRoot) -> Rows:
                 size = (numbers.shape[1], numbers.shape[0])
                 for number, row in objects.items():
                     if (inside := numbers == number).any():
-                        mask = Mask.of(inside)
-                        regions.append(
-                            Region(
-                                id=f"{number}.{frame}",
-                                label=text(row, "category").replace("_", " "),
-                                box=mask.box,
-                                media="vid0",
-                                mask=mask.encode(),
-                                frame=frame,
-                                track=str(number),
-                            )
-                        )
+                        mask, label = Mask.of(inside), text(row, "category").replace("_", " ")
+                        regions.append(tracked(number, frame, label, mask.box, mask=mask.encode()))
         frames = [below(frames_folder, f"{key}/{name}.jpg", "frames") for name in names]
         return file.question(key, clip(frames=frames, fps=6, size=size), Annotations(regions=regions))
 

@@ -40,7 +40,6 @@ def actions(demonstration: Demonstration) -> list[str]:
 
 
 def category(task: str) -> str:
-    """The group of a task in recipes."""
     name = task.casefold()
     if name in CATEGORIES:
         return name

@@ -19,7 +19,7 @@ from pixelis.operations.draw import annotate
 from pixelis.operations.media import segment_centers
 from pixelis.operations.pixel_budget import shrink
 from pixelis.operations.video import Clip
-from pixelis.records import Action, Demonstration, ImageView, Step, StopReason, Trajectory, Turn
+from pixelis.records import Demonstration, ImageView, Step, StopReason, Trajectory, Turn
 from pixelis.telemetry.html.drawings import frame_key, required_frames
 from pixelis.telemetry.html.episode import EpisodePage
 from pixelis.telemetry.html.render import render, write_page
@@ -75,7 +75,7 @@ def _bars(counts: Mapping[str, float]) -> list[tuple[str, float, float, float]]:
     return [(name, n, n / total, min(100.0, 100 * n / widest)) for name, n in bars]
 
 
-# -- examples ------------------------------------------------------------------------------------------------
+# Examples
 
 
 def example(demonstration: Demonstration, settings: ToolboxConfig, frames: int = 8) -> EpisodePage:
@@ -136,9 +136,7 @@ def as_trajectory(demonstration: Demonstration, first: Sequence[ImageView] = ())
         if step.op is None:
             turns.append(Turn(role="assistant", text=_turn_text(step, step.answer or "")))
             continue
-        action = Action(
-            op=step.op, target=step.target or (media[0] if media else "img0"), arguments=step.arguments
-        )
+        action = step.calls(media[0] if media else "img0")[0]
         call = f"{step.op} {json.dumps({'target': action.target, **step.arguments}, ensure_ascii=False, default=str)}"
         note = "" if step.learn else "\n(a deliberate mistake: part of the context, excluded from the loss)"
         turns.append(

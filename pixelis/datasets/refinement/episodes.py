@@ -40,14 +40,12 @@ class Episodes:
         return [arm for arm in self.arms if self._stored(arm).get("identity") != self.identity]
 
     def store(self, arm: str, groups: Iterable[Group]) -> None:
-        """Store the scores of an arm."""
         rows = [
             [g.question.id, self.arms[arm], t.rewards.get("accuracy")] for g in groups for t in g.trajectories
         ]
         write_json(self._file(arm), {"identity": self.identity, "rows": rows})
 
     def outcomes(self) -> dict[str, filters.Outcomes]:
-        """Scores of every arm by question id."""
         return filters.group_outcomes(tuple(row) for arm in self.arms for row in self._stored(arm)["rows"])
 
     def _file(self, arm: str) -> Path:

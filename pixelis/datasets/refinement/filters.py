@@ -41,7 +41,6 @@ Row = tuple[str, bool, float | None]
 
 
 def group_outcomes(rows: Iterable[Row]) -> dict[str, Outcomes]:
-    """Outcomes by question id."""
     outcomes: dict[str, Outcomes] = defaultdict(Outcomes)
     for question, operations, score in rows:
         scores = outcomes[question].looking if operations else outcomes[question].glance

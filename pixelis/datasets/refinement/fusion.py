@@ -47,7 +47,6 @@ class Selection:
     excluded: Counter[str] = field(default_factory=Counter)
 
     def summary(self) -> dict[str, Any]:
-        """Plain values for ``summary.json``."""
         return {
             "size": self.size,
             "count": len(self.demonstrations),
@@ -103,8 +102,7 @@ def rft(
             signals |= {"level": best.level, "difficulty": best.difficulty}
         reference = [step.op for step in best.steps if step.learn] if best.kind not in WRONG_KINDS else []
         own = {"weight": max(d.weight for d in group), "signals": signals, "reference_operations": reference}
-        fields = {name: getattr(best, name) for name in Question.model_fields}
-        questions.append(Question(**{**fields, "meta": {**best.meta, **own}}))
+        questions.append(Question.of(best, meta={**best.meta, **own}))
     return questions, selection
 
 

@@ -41,7 +41,6 @@ class Gate:
     ids: dict[str, str] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
-        """Plain values for ``summary.json``."""
         values = asdict(self)
         return {**values, "says": values.pop("measure")}
 

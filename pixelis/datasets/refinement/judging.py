@@ -42,8 +42,6 @@ MAX_TEXT = 2000
 
 
 class QualityJudge(Judge):
-    """Asks for scores 1..5."""
-
     system, scores = SYSTEM, range(1, 6)
 
     def __init__(self, settings: JudgeConfig, cache: str | Path | None = None):

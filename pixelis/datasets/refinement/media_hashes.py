@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from pathlib import Path
 
 import cv2
@@ -17,13 +16,13 @@ from scipy.sparse.csgraph import connected_components
 
 from pixelis.config import ToolboxConfig
 from pixelis.datasets.media import open_media
+from pixelis.datasets.media_root import SCHEME
 from pixelis.errors import BadInput
 from pixelis.operations.video import Clip
 from pixelis.records import Media
 
 MAX_BITS = 3
 """Different bits of two perceptual hashes up to which their pictures look alike."""
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")
 
 
 class MediaHashes:
@@ -62,7 +61,7 @@ class MediaHashes:
         return int(self._hashes[key], 16)
 
     def _bytes(self, uri: str) -> str:
-        if _SCHEME.match(uri):  # generated from its URI, or remote: the URI stands for the content
+        if SCHEME.match(uri):  # generated from its URI, or remote: the URI stands for the content
             return _sha(uri.encode())
         key = "bytes " + self._key(uri)
         if key not in self._hashes:
@@ -74,7 +73,7 @@ class MediaHashes:
         return self._hashes[key]
 
     def _key(self, uri: str) -> str:
-        if _SCHEME.match(uri):
+        if SCHEME.match(uri):
             return uri if len(uri) < 200 else _sha(uri.encode())
         try:
             status = os.stat(uri)

@@ -100,7 +100,6 @@ class Pipeline:
             )
 
     def close(self) -> None:
-        """Remove the file of the demonstrations."""
         if hasattr(self, "demonstrations"):
             self.demonstrations.close()
         shutil.rmtree(self.folder / WORKING, ignore_errors=True)
@@ -109,8 +108,7 @@ class Pipeline:
         """The different questions that remain, for the policy's episodes."""
         unique: dict[str, Question] = {}
         for d in self.demonstrations:
-            values = {name: getattr(d, name) for name in Question.model_fields}
-            unique.setdefault(self._question_key(d), Question(**values))
+            unique.setdefault(self._question_key(d), Question.of(d))
         return list(unique.values())
 
     # Stages

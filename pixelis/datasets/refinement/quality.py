@@ -78,7 +78,7 @@ def components(d: Demonstration, score: Score) -> dict[str, float]:
     observed = _mean([step.observation is not None for step in d.steps], empty=1.0)
     learnt = [step for step in d.steps if step.learn]
     different = {signature(step) for step in learnt}
-    failed = {signature(s) for s in learnt if s.observation is not None and s.observation.status != "ok"}
+    failed = {signature(step) for step in learnt if step.observation is not None and not step.succeeded}
     names = [step.op for step in d.steps]
     return {
         "completeness": _mean(
@@ -113,7 +113,7 @@ def coherence(d: Demonstration) -> float:
             words |= thought
         if parts:
             values.append(_mean(parts))
-        if turn.observation is not None and turn.observation.status == "ok":
+        if turn.observation is not None and turn.succeeded:
             targets |= {str(turn.observation.id)} | {image.id for image in turn.observation.images}
             words |= _words(turn.observation.text)
     return _mean(values)
@@ -130,15 +130,12 @@ def correctness(d: Demonstration, score: Score) -> float:
         )
     except DataFailure:
         fits = False
-    succeeded = [s.observation is not None and s.observation.status == "ok" for s in d.steps if s.learn]
-    return _mean([fits, _mean(succeeded, empty=1.0)])
+    return _mean([fits, _mean([step.succeeded for step in d.steps if step.learn], empty=1.0)])
 
 
 def consistency(d: Demonstration) -> float:
     """1 if the last thought and the observations have the answer's or its option's words, 0.5 without any."""
-    observed = [
-        s.observation.text for s in d.steps if s.observation is not None and s.observation.status == "ok"
-    ]
+    observed = [s.observation.text for s in d.steps if s.observation is not None and s.succeeded]
     text = canonical(" ".join([d.turns[-1].think or "", *observed]))
     if not text:
         return 0.5

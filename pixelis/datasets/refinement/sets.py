@@ -58,6 +58,5 @@ def examples(demonstrations: Sequence[Demonstration], count: int) -> list[Demons
 
 
 def write_rows(path: Path, rows: Iterable[BaseModel]) -> None:
-    """Replace a file by one JSON line per record."""
     with replacing(path) as file:
         file.writelines(row.model_dump_json().encode() + b"\n" for row in rows)

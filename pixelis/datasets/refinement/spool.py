@@ -35,7 +35,6 @@ class Spool(Sequence[Demonstration]):
         return Spool(self.file, self.starts[chosen], self.sizes[chosen])
 
     def where(self, condition: Callable[[Demonstration], bool]) -> Spool:
-        """The rows that fulfil the condition."""
         return self.select([i for i, row in enumerate(self) if condition(row)])
 
     def rewrite(self, change: Callable[[Demonstration], Demonstration]) -> Spool:
@@ -48,7 +47,6 @@ class Spool(Sequence[Demonstration]):
         return Spool(path.open("rb"), changed.starts, changed.sizes)
 
     def close(self) -> None:
-        """Close the file."""
         self.file.close()
 
     def __len__(self) -> int:

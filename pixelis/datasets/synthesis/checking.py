@@ -75,17 +75,14 @@ def score(question: Question, answer: str | None, services: Services) -> float:
 
 
 def counts_as_right(question: Question, value: float) -> bool:
-    """True if the scorer accepts an answer with this score."""
     return value >= RIGHT.get(question.scorer, 1.0)
 
 
 def counts_as_wrong(question: Question, value: float) -> bool:
-    """True if the scorer rejects an answer with this score."""
     return value <= WRONG.get(question.scorer, 0.0)
 
 
 def is_right(question: Question, answer: str | None, rewards: RewardsConfig | None = None) -> bool:
-    """True if the scorer accepts the answer."""
     return counts_as_right(question, score(question, answer, shared_services(rewards or RewardsConfig())))
 
 

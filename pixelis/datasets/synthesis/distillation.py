@@ -12,7 +12,6 @@ from pathlib import Path
 from pixelis.config import RewardsConfig
 from pixelis.config.synthesis import TeacherConfig
 from pixelis.datasets.synthesis.checking import is_right
-from pixelis.datasets.synthesis.executor import demonstration_of
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Annotations, Demonstration, Provenance, Question, Step
 from pixelis.rewards.llm_client import LlmClient
@@ -50,13 +49,10 @@ class Distiller:
         writer = self.settings.model if self.settings.responses not in question.meta else None
         provenance = Provenance(source="", original_id=question.id, method="distillation", writer=writer)
         meta = {key: value for key, value in question.meta.items() if key != self.settings.responses}
-        turns = [Step(think=think, answer=answer)]
-        return demonstration_of(
-            question, turns, id=f"{question.id}-distillation-{draw}", meta=meta, provenance=provenance
-        )
+        turns, id = [Step(think=think, answer=answer)], f"{question.id}-distillation-{draw}"
+        return Demonstration.of(question, turns=turns, id=id, meta=meta, provenance=provenance)
 
     def close(self) -> None:
-        """Close the client."""
         if self.client is not None:
             self.client.close()
 

@@ -58,7 +58,7 @@ def collect_evidence(
     by_object: dict[str, Evidence] = {}
     for step in steps:
         observation = step.observation
-        if step.op is None or observation is None or observation.status != "ok":
+        if step.op is None or observation is None or not step.succeeded:
             continue
         item = Evidence(step, str(step.target))
         earlier = by_object.get(str(step.arguments.get("object")))

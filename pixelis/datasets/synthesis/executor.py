@@ -17,7 +17,6 @@ from pixelis.dialogue.dialects import default_target
 from pixelis.errors import DataFailure
 from pixelis.operations import Scene, execute, select
 from pixelis.operations.media import first_look
-from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.video import Clip
 from pixelis.records import (
     Action,
@@ -97,7 +96,6 @@ class Session:
 
     @property
     def calls(self) -> list[Step]:
-        """The turns that call an operation."""
         return [step for step in self.steps if step.op is not None]
 
     @property
@@ -106,7 +104,6 @@ class Session:
         return default_target(self.media)
 
     def view(self, name: str) -> np.ndarray:
-        """The view of an image by its id, uint8 [h, w, 3]."""
         return self.views[[image.id for image in self.images].index(name)]
 
     def execute(
@@ -134,11 +131,15 @@ class Session:
         """The result of a call; operations are pure, so calls about the question's own media are cached."""
         own = action.target in self.media or any(image.id == action.target for image in self._first[0])
         object_id = action.arguments.get("object")
-        if not own or (object_id is not None and object_id not in self.objects):
-            return execute(action, self._scene(), self.executor.operations)
-        key = action.model_dump_json()
-        if key not in self._cache:
-            self._cache[key] = execute(action, self._scene(), self.executor.operations)
+        e, key = self.executor, action.model_dump_json()
+        is_cached = own and (object_id is None or object_id in self.objects)
+        if not is_cached or key not in self._cache:
+            world = (self.media, self.images, self.objects)
+            scene = Scene.of(e.dialogue, e.toolbox, e.multiple, e.coordinates, *world)
+            result = execute(action, scene, e.operations)
+            if not is_cached:
+                return result
+            self._cache[key] = result
         observation, shown = self._cache[key]
         return observation.model_copy(deep=True), shown
 
@@ -152,7 +153,6 @@ class Session:
         allow_error: bool = False,
         **arguments: Any,
     ) -> Observation:
-        """Execute an operation as the next turn."""
         arguments = {
             key: list(value) if isinstance(value, tuple) else value for key, value in arguments.items()
         }
@@ -170,7 +170,6 @@ class Session:
         return observation
 
     def answer(self, think: str | None, text: str) -> Step:
-        """Add the answer as the last turn."""
         step = Step(think=think, answer=text)
         self.steps.append(step)
         return step
@@ -188,7 +187,7 @@ class Session:
                 continue
             arguments = {key: renamed(value, names) for key, value in step.arguments.items()}
             target = renamed(step.target, names)
-            refused = step.observation is not None and step.observation.status != "ok"
+            refused = step.observation is not None and not step.succeeded
             think = renamed(step.think, names)
             new = self.call(think, step.op, target, learn=step.learn, allow_error=refused, **arguments)
             old = step.observation
@@ -203,26 +202,7 @@ class Session:
 
     def demonstration(self, **fields: Any) -> Demonstration:
         """The question with the turns taken, and ``fields`` over its own."""
-        return demonstration_of(self.question, list(self.steps), **fields)
-
-    def _scene(self) -> Scene:
-        d = self.executor.dialogue
-        return Scene(
-            media=self.media,
-            images=self.images,
-            objects=self.objects,
-            budget=PixelBudget(d.crop.min_pixels, d.crop.max_pixels),
-            frame_budget=PixelBudget(d.frame.min_pixels, d.frame.max_pixels),
-            multiple=self.executor.multiple,
-            kind=self.executor.coordinates,
-            settings=self.executor.toolbox,
-        )
-
-
-def demonstration_of(question: Question, turns: list[Step], /, **fields: Any) -> Demonstration:
-    """A demonstration of a question with these turns, and ``fields`` over the question's own."""
-    values = {name: getattr(question, name) for name in Question.model_fields}
-    return Demonstration(**{**values, "turns": turns, **fields})
+        return Demonstration.of(self.question, turns=list(self.steps), **fields)
 
 
 def altered_demonstration(
@@ -231,7 +211,8 @@ def altered_demonstration(
     """A demonstration of another kind made from a golden one; the provenance says what was ``injected``."""
     source = golden.provenance or Provenance(source="", original_id=golden.id, method="templates")
     provenance = source.model_copy(update={"parent": golden.id, "injected": {"kind": kind, **injected}})
-    return demonstration_of(golden, turns, id=f"{golden.id}-{kind}", kind=kind, provenance=provenance)
+    id = f"{golden.id}-{kind}"
+    return Demonstration.of(golden, turns=turns, id=id, kind=kind, provenance=provenance)
 
 
 def renamed(value: Any, names: Mapping[str, str]) -> Any:

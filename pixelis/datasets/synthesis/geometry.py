@@ -27,7 +27,6 @@ DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 
 
 def middle(box: Sequence[float]) -> Point:
-    """The middle of a box."""
     return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
 
 
@@ -43,7 +42,6 @@ def covered(box: Sequence[float], by: Sequence[float]) -> float:
 
 
 def holds_middle(outer: Sequence[float], inner: Sequence[float]) -> bool:
-    """True if the middle of ``inner`` lies in ``outer``."""
     x, y = middle(inner)
     return outer[0] <= x <= outer[2] and outer[1] <= y <= outer[3]
 
@@ -113,7 +111,6 @@ def region_mask(region: Region, height: int, width: int) -> Bool[np.ndarray, "he
 
 
 def mask_iou(one: Bool[np.ndarray, "height width"], other: Bool[np.ndarray, "height width"]) -> float:
-    """Intersection over union of two masks."""
     union = np.count_nonzero(one | other)
     return np.count_nonzero(one & other) / union if union else 0.0
 

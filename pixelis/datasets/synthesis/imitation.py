@@ -149,7 +149,6 @@ class Imitator:
         return self.client.post("agent", body, extract, Trajectory.model_validate_json, draw, temperature)
 
     def close(self) -> None:
-        """Close the client."""
         self.client.close()
 
     def _example(self, demonstration: Demonstration) -> str:
@@ -159,7 +158,7 @@ class Imitator:
         for step in demonstration.turns:
             content: Action | str = str(step.answer)
             if step.op is not None:
-                content = Action(op=step.op, target=step.target or session.target, arguments=step.arguments)
+                content = step.calls(session.target)[0]
             scale, count = Scale.of(self.coordinates, session.images), len(session.images)
             lines.append("Assistant: " + "".join(self.dialect.render(content, scale, step.think)))
             session.replay([step])

@@ -76,7 +76,6 @@ class LlmRewriter:
         return demonstration.model_copy(update={"turns": turns, "provenance": provenance})
 
     def close(self) -> None:
-        """Close the client."""
         self.client.close()
 
 

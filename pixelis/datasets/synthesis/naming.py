@@ -38,7 +38,6 @@ _SAME_PLURAL = frozenset(
 
 
 def plural(label: str) -> str:
-    """The plural of a label."""
     head, _, last = label.rpartition(" ")
     before = f"{head} " if head else ""
     if last in _PLURALS:
@@ -58,7 +57,6 @@ def article(noun: str) -> str:
 
 
 def colour_of(region: Region) -> str | None:
-    """The annotated colour of a region."""
     value = region.attributes.get("color", region.attributes.get("colour"))
     return value if isinstance(value, str) else None
 

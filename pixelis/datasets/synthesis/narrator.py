@@ -60,7 +60,6 @@ class Narrator:
 
 
 def capitalised(text: str) -> str:
-    """The text with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 
 

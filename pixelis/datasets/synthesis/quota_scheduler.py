@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import tempfile
 from array import array
 from collections import Counter
@@ -19,13 +18,12 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from pixelis.config.synthesis import SynthesisConfig
+from pixelis.datasets.media_root import SCHEME
 from pixelis.datasets.questions import read_questions
 from pixelis.datasets.synthesis.sample_builder import Attempt, content_key
 from pixelis.errors import BadConfig, BadInput
 from pixelis.files import replacing, write_json
 from pixelis.records import Demonstration, Question, SampleKind
-
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")
 
 SHARD = 32
 """Attempts per file; a stopped job repeats at most this many."""
@@ -67,7 +65,6 @@ class Quota:
 
     @property
     def open(self) -> bool:
-        """True if more samples are required and possible."""
         return self.completed < self.target and not self.ended
 
 
@@ -166,12 +163,10 @@ class QuotaScheduler:
 
     @property
     def completed(self) -> int:
-        """Samples so far."""
         return sum(quota.completed for quota in self.quotas.values())
 
     @property
     def target(self) -> int:
-        """Samples required."""
         return sum(quota.target for quota in self.quotas.values())
 
     def left(self) -> list[Attempt]:
@@ -233,7 +228,6 @@ class QuotaScheduler:
         return len(samples)
 
     def shortfall(self) -> dict[str, int]:
-        """Missing samples by quota."""
         return {
             quota.key: quota.target - quota.completed
             for quota in self.quotas.values()
@@ -318,4 +312,4 @@ class QuotaScheduler:
 
 
 def _absolute(uri: str) -> str:
-    return str(Path(uri).absolute()) if uri and not _SCHEME.match(uri) else uri
+    return str(Path(uri).absolute()) if uri and not SCHEME.match(uri) else uri

@@ -111,7 +111,6 @@ class Sample:
         return options[int(self.rng.integers(len(options)))]
 
     def shuffled(self, options: Sequence[T]) -> list[T]:
-        """All options in random order."""
         return [options[int(i)] for i in self.rng.permutation(len(options))]
 
     def chance(self, share: float) -> bool:
@@ -145,13 +144,11 @@ class Sample:
 
     @cached_property
     def named(self) -> list[Region]:
-        """The regions that ``names`` describes."""
         return [region for region in self.regions if region.id in self.names]
 
     # Executing
 
     def picture(self, region: Region | Line) -> UInt8[np.ndarray, "height width 3"]:
-        """The picture that a region or text is in."""
         picture = self.session.media[region.media]
         assert isinstance(picture, np.ndarray)
         return picture
@@ -285,12 +282,10 @@ class Sample:
         )
 
     def done_yes_no(self, yes: bool, **results: Any) -> Demonstration:
-        """``done`` with the answer yes or no and the conclusion for that case."""
         answer = "yes" if yes else "no"
         return self.done(answer, answer, **results)
 
     def done_count(self, number: int, **options: Any) -> Demonstration:
-        """``done`` with a number of things."""
         case = "one" if number == 1 else "several"
         return self.done(str(number), case, scorer="count", number=number, **options)
 
@@ -307,3 +302,8 @@ class Sample:
 
 Form = Callable[[Sample], Demonstration]
 """Builds one kind of question; raises DataFailure."""
+
+
+def forms(*functions: Form, **named: Form) -> dict[str, Form]:
+    """Forms by name, which is that of the function if no other is given."""
+    return named | {function.__name__: function for function in functions}

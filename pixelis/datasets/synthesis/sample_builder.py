@@ -42,7 +42,6 @@ class Attempt:
 
     @property
     def quota(self) -> str:
-        """The key of the quota that the sample counts for."""
         return f"{self.task}/{self.kind}/{self.source}"
 
 
@@ -101,7 +100,6 @@ class SampleBuilder:
         return sample.model_copy(update={"weight": SAMPLE_WEIGHTS.get(sample.kind, 1.0)})
 
     def close(self) -> None:
-        """Close the clients."""
         for client in (self.rewriter, self.imitator, self.distiller):
             if client is not None:
                 client.close()

@@ -9,20 +9,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from pixelis.dialogue.dialects.strict import strict_json
+from pixelis.dialogue.dialects.strict import named_call, strict_json
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
 from pixelis.operations.zoom_in import ZoomInArguments
-from pixelis.records import Action, Coordinates, ImageView, Observation, place_media
+from pixelis.records import Action, Coordinates, ImageView, Observation, Question, Turn, place_media
 
 DEFAULT_TARGET = "img0"
 ANSWER_RULE = "Think inside <think>...</think>, then write the final answer as <answer>...</answer>."
+SYSTEM = "You are a helpful assistant.\n\n# Tools\n\n{calls}\n\n"
 SIGNATURES = """You are provided with function signatures within <tools></tools> XML tags:
 <tools>
 {schemas}
@@ -58,11 +58,25 @@ class Reply:
     answer: str | None = None
     error: OperationError | None = None
 
+    def turn(self, text: str, **fields: Any) -> Turn:
+        return Turn(
+            role="assistant",
+            text=text,
+            action=self.action,
+            further_actions=list(self.further_actions),
+            error=self.error.code if self.error else None,
+            **fields,
+        )
 
-class Dialect(ABC):
+
+class Dialect:
     """Thoughts and answers in tags, calls as JSON; where systems differ, each dialect does as its system."""
 
     name: ClassVar[str]
+    tools: ClassVar[Mapping[str, str]] = {}
+    """The operations that calls can express, and their names in calls."""
+    schemas: ClassVar[Mapping[str, dict[str, Any]]] = {}
+    """The JSON schemas of their calls, for the system turn."""
     call: ClassVar[str | None] = "tool_call"
     """The tag of calls; None for a dialect without operations."""
     thinks: ClassVar[bool] = True
@@ -90,14 +104,15 @@ class Dialect(ABC):
         self._call = re.compile(rf"<{self.call}>(.*?)</{self.call}>" if self.call else r"(?!)", re.DOTALL)
         self._answer = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
-    # -- between text and the canonical action ---------------------------------------------------------------
+    # Between text and the canonical action
 
-    @abstractmethod
     def offers(self, operation: type[Operation]) -> bool:
-        """True if the dialect can express calls of this operation."""
+        return operation.name in self.tools
 
     def adapt(self, action: Action) -> Action:
         """Convert an action to what the dialect can express, or raise OperationError."""
+        if self.tools and action.op not in self.tools:
+            raise OperationError(f"{self.name} has no form for {action.op[:30]}", code="unknown_op")
         return action
 
     def render(
@@ -208,12 +223,18 @@ class Dialect(ABC):
     def _load(self, text: str) -> Any:
         return strict_json(text)
 
-    @abstractmethod
-    def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]: ...
+    def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:
+        raise OperationError("answer without operations", code="unknown_op")
 
-    @abstractmethod
     def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
         """The inverse of ``_write_call``, for any JSON."""
+        raise OperationError("answer without operations", code="unknown_op")
+
+    def _named_call(self, call: Any, operations: Mapping[str, type[Operation]]) -> tuple[str, dict[str, Any]]:
+        """The operation and the arguments of ``{"name":..,"arguments":{..}}``."""
+        forms = {self.tools[name]: name for name in operations if name in self.tools}
+        name, arguments = named_call(call, list(forms))
+        return forms[name], arguments
 
     def _render_thought(self, think: str | None) -> list[str]:
         return [Tag("<think>"), think, Tag("</think>")] if think else []
@@ -239,7 +260,7 @@ class Dialect(ABC):
         clamp = self.clamps if scale.clamp is None else scale.clamp
         return dataclasses.replace(scale, kind=self.scale or scale.kind, clamp=clamp)
 
-    # -- wording ---------------------------------------------------------------------------------------------
+    # Wording
 
     def system(
         self,
@@ -249,7 +270,10 @@ class Dialect(ABC):
         max_calls: int = 1,
     ) -> list[Piece]:
         """The system turn for these views and operations; empty if the dialect has none."""
-        return []
+        if not operations or not self.schemas:
+            return []
+        rules = SYSTEM.format(calls=calls_allowed(max_calls if self.parallel_calls else 1))
+        return [Tag(rules), signatures([self.schemas[name] for name in operations])]
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
         """The user turn; ``instruct`` adds the dialect's reply instructions."""
@@ -267,6 +291,18 @@ class Dialect(ABC):
             text = f"{observation.id} = {op}({target})" if op else f"{observation.id}"
             text += f"\n{observation.text}" if observation.text else ""
         return [RESPONSE, text, *observation.images, RESPONSE_END]
+
+
+def by_exchange(
+    question: Question, views: Sequence[ImageView]
+) -> list[tuple[str, list[ImageView], str | None]]:
+    """Each text of a conversation with its views and its answer; the question is last, with None."""
+    exchanges, left = list[tuple[str, list[ImageView], str | None]](), list(views)
+    for exchange in question.history:
+        shown = [view for view in left if (view.parent or view.id) in exchange.media]
+        left = [view for view in left if view not in shown]
+        exchanges.append((exchange.question, shown, exchange.answer))
+    return [*exchanges, (question.question, left, None)]
 
 
 def calls_allowed(max_calls: int) -> str:

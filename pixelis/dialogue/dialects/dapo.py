@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from pixelis.dialogue.dialects.base import Piece, Tag, interleaved
+from pixelis.dialogue.dialects.base import Tag
 from pixelis.dialogue.dialects.plain import Plain
 from pixelis.errors import OperationError
-from pixelis.records import ImageView
 
 RULE = (
     "\nReason step by step. Write the final answer on a line of its own at the end, in the form "
@@ -26,6 +24,7 @@ class Dapo(Plain):
     name = "dapo"
     thinks = False
     boxes = False
+    rule = RULE
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,9 +36,6 @@ class Dapo(Plain):
         _, body = super()._split(text)
         matches = list(_LINE.finditer(body))
         return len(matches) == 1 and not body[matches[0].end() :].strip()
-
-    def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
-        return [*interleaved(text, views), *([Tag(RULE)] if instruct else [])]
 
     def _render_thought(self, think: str | None) -> list[str]:
         return [think, "\n"] if think else []

@@ -11,7 +11,6 @@ from pixelis.dialogue.dialects.base import (
     Dialect,
     Piece,
     Tag,
-    calls_allowed,
     checked_action,
     error_text,
     first_image,
@@ -19,13 +18,11 @@ from pixelis.dialogue.dialects.base import (
     interleaved,
     numbers_schema,
     region,
-    signatures,
 )
-from pixelis.dialogue.dialects.strict import named_call
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
-from pixelis.records import Action, Coordinates, ImageView, Observation
+from pixelis.records import Action, ImageView, Observation
 
 TOOLS = {"zoom_in": "image_zoom_in_tool", "rotate": "image_rotate_tool"}
 """Supported operations and their names in calls."""
@@ -52,7 +49,6 @@ SCHEMAS = {
 FIELDS = {"zoom_in": "bbox_2d", "rotate": "angle"}
 MIN_SIDE, MAX_RATIO, MAX_ANGLE = 30, 100, 3600
 """Sides of a region are longer than this many pixels, and their ratio is no larger, in DeepEyes' code."""
-SYSTEM = "You are a helpful assistant.\n\n# Tools\n\n{calls}\n\n"
 RULE = "\nThink first inside <think>...</think>, {call}then answer inside <answer>...</answer>."
 CALL = "call a function inside <tool_call>...</tool_call> if you need to see more, "
 
@@ -68,6 +64,8 @@ class DeepEyes(Dialect):
     """
 
     name = "deepeyes"
+    tools = TOOLS
+    schemas = SCHEMAS
     scale = "pixels"
     boxes = True
     parallel_calls = True
@@ -76,32 +74,14 @@ class DeepEyes(Dialect):
     clamps = True
     rows_clamp = True
 
-    def offers(self, operation: type[Operation]) -> bool:
-        return operation.name in TOOLS
-
     def adapt(self, action: Action) -> Action:
         """Convert any zoom to a box."""
-        if action.op not in TOOLS:
-            raise OperationError(f"deepeyes has no form for {action.op[:30]}", code="unknown_op")
+        super().adapt(action)
         if action.op == "zoom_in":
             return action.model_copy(update={"arguments": {"box": region(action)}})
         if set(action.arguments) != {"angle"}:
             raise OperationError("deepeyes rotates whole pictures only", code="bad_arguments")
         return action
-
-    def system(
-        self,
-        views: Sequence[ImageView],
-        operations: Mapping[str, type[Operation]],
-        coordinates: Coordinates,
-        max_calls: int = 1,
-    ) -> list[Piece]:
-        if not operations:
-            return []
-        return [
-            Tag(SYSTEM.format(calls=calls_allowed(max_calls))),
-            signatures([SCHEMAS[name] for name in operations]),
-        ]
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
         return [*interleaved(text, views), *self._rule(tools, instruct)]
@@ -127,12 +107,10 @@ class DeepEyes(Dialect):
         return {"name": TOOLS[action.op], "arguments": arguments}
 
     def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
-        forms = {TOOLS[name]: name for name in operations if name in TOOLS}
         if isinstance(call, dict):
             call = {key: value for key, value in call.items() if key in ("name", "arguments")}
-        name, arguments = named_call(call, list(forms))
-        op, target = forms[name], first_image(scale)
-        key = FIELDS[op]
+        op, arguments = self._named_call(call, operations)
+        target, key = first_image(scale), FIELDS[op]
         if key not in arguments:
             raise OperationError(f"{key} is missing", code="bad_arguments")
         canonical: dict[str, Any] = {}

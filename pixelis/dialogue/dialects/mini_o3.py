@@ -50,6 +50,7 @@ class MiniO3(Dialect):
 
     name = "mini_o3"
     call = "grounding"
+    tools = {ZOOM: "grounding"}  # noqa: RUF012
     scale = "unit"
     several = "first"
     both = "call"
@@ -57,13 +58,9 @@ class MiniO3(Dialect):
     separators = (", ", ": ")
     stop = "</grounding>"
 
-    def offers(self, operation: type[Operation]) -> bool:
-        return operation.name == ZOOM
-
     def adapt(self, action: Action) -> Action:
         """Convert any zoom to a box."""
-        if action.op != ZOOM:
-            raise OperationError(f"mini_o3 has no form for {action.op[:30]}", code="unknown_op")
+        super().adapt(action)
         return action.model_copy(update={"arguments": {"box": region(action)}})
 
     def system(

@@ -20,13 +20,12 @@ from pixelis.dialogue.dialects.base import (
     interleaved,
     numbers_schema,
     region,
-    signatures,
 )
-from pixelis.dialogue.dialects.strict import named_call, only
+from pixelis.dialogue.dialects.strict import only
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
-from pixelis.records import Action, Coordinates, ImageView, Observation
+from pixelis.records import Action, ImageView, Observation
 
 TOOLS = {"zoom_in": "crop_image_normalized", "select_frames": "select_frames"}
 """Supported operations and their names in calls."""
@@ -59,10 +58,6 @@ SCHEMAS = {
         ["target_frames"],
     ),
 }
-SYSTEM = (
-    "You are a helpful assistant.\n\n# Tools\n\nYou may call one function per turn to look closer "
-    "before you answer.\n\n"
-)
 RULE = "\nReason step by step{call}, and put the final answer in \\boxed{{}}."
 CALL = " and call functions when you need to see more"
 _END_OF_THOUGHT = re.compile(rf"<tool_call>|{BOXED.pattern}")
@@ -79,6 +74,8 @@ class PixelReasoner(Dialect):
     """
 
     name = "pixel_reasoner"
+    tools = TOOLS
+    schemas = SCHEMAS
     scale = "unit"
     thinks = False
     several = "last"
@@ -90,13 +87,9 @@ class PixelReasoner(Dialect):
         super().__init__()
         self.padding = padding
 
-    def offers(self, operation: type[Operation]) -> bool:
-        return operation.name in TOOLS
-
     def adapt(self, action: Action) -> Action:
         """Convert a zoom to a box with this dialect's padding."""
-        if action.op not in TOOLS:
-            raise OperationError(f"pixel_reasoner has no form for {action.op[:30]}", code="unknown_op")
+        super().adapt(action)
         if action.op == "select_frames":
             if set(action.arguments) != {"frames"}:
                 raise OperationError("pixel_reasoner selects frames by number only", code="bad_arguments")
@@ -113,15 +106,6 @@ class PixelReasoner(Dialect):
         if call is not None:
             return opened == closed == 1 and not boxes and not body[call.end() :].strip()
         return opened == closed == 0 and len(boxes) == 1 and _END.fullmatch(body, boxes[0][1] + 1) is not None
-
-    def system(
-        self,
-        views: Sequence[ImageView],
-        operations: Mapping[str, type[Operation]],
-        coordinates: Coordinates,
-        max_calls: int = 1,
-    ) -> list[Piece]:
-        return [Tag(SYSTEM), signatures([SCHEMAS[name] for name in operations])] if operations else []
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
         if not instruct:
@@ -182,9 +166,7 @@ class PixelReasoner(Dialect):
         return {"name": TOOLS[action.op], "arguments": arguments}
 
     def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
-        forms = {TOOLS[name]: name for name in operations if name in TOOLS}
-        name, arguments = named_call(call, list(forms))
-        op = forms[name]
+        op, arguments = self._named_call(call, operations)
         if op == "select_frames":
             only(arguments, ("target_frames",))
             target, frames = _clip(scale), arguments["target_frames"]

@@ -51,7 +51,6 @@ class Qwen(Dialect):
         return True
 
     def schema(self, operation: type[Operation], kind: Coordinates) -> dict[str, Any]:
-        """The JSON schema of a call."""
         schema = operation.Arguments.model_json_schema()
         properties = {}
         for name, described in schema.get("properties", {}).items():

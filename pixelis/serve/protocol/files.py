@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from pixelis.errors import BadInput
 from pixelis.operations.encoded import decode_base64, media_type
-from pixelis.serve.files import Purpose, StoredFile
+from pixelis.serve.files import StoredFile
 from pixelis.serve.protocol.errors import ApiError
 
 MAX_FILENAME_CHARS = 255
@@ -20,18 +20,11 @@ MIN_TTL_S = 3600
 Kind = Literal["image", "video"]
 
 
-class FileObject(BaseModel):
+class FileObject(StoredFile):
     """A file as OpenAI describes it, and the ``media_type`` that its first bytes tell."""
 
-    id: str
     object: Literal["file"] = "file"
-    bytes: int
-    created_at: int
-    expires_at: int
-    filename: str
-    purpose: Purpose
     status: Literal["processed"] = "processed"
-    media_type: str
 
     @classmethod
     def of(cls, file: StoredFile) -> FileObject:

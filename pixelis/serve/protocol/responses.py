@@ -83,7 +83,6 @@ class TextOptions(StrictModel):
     verbosity: str | None = None
 
     def shown(self) -> dict[str, Any]:
-        """The options as a response repeats them."""
         f = self.format or TextFormat()
         fields = None if f.type == "json_schema" else {"type"}
         rest = {"verbosity": self.verbosity} if self.verbosity is not None else {}

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
 
+from pixelis.serve.agent import data_urls
 from pixelis.serve.dependencies import (
     EntityId,
     JsonBody,
@@ -29,7 +30,6 @@ from pixelis.serve.protocol.evolution import (
     ReviewReply,
     RollbackRequest,
 )
-from pixelis.serve.routes.experiences import data_urls
 from pixelis.serve.state import STATUS_TIMEOUT_S, GatewayState
 
 RECENT = 20

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from pixelis.actors.memory import Memory
 from pixelis.errors import DataFailure, InfraFailure
 from pixelis.records import Experience, Feedback
-from pixelis.serve.agent import data_url
+from pixelis.serve.agent import data_urls
 from pixelis.serve.dependencies import (
     Admitted,
     EntityId,
@@ -74,7 +74,9 @@ async def add_feedback(
         correct=body.correct, answer=body.answer, comment=body.comment, created_at=time.time()
     )
     await _visible(state, caller, body.experience_id)
-    experience = await state.with_timeout(state.agent.feedback(body.experience_id, feedback, caller.label))
+    experience = await state.with_timeout(
+        state.agent.after_reply.feedback(body.experience_id, feedback, caller.label)
+    )
     return FeedbackReply(experience_id=body.experience_id, count=len(experience.feedback))
 
 
@@ -245,10 +247,6 @@ def _shown(experience: Experience, caller: Caller) -> Experience:
     trajectory = without_tokens(experience.trajectory, {})
     verdict = verdict_for(caller, experience.verdict)
     return experience.model_copy(update={"trajectory": trajectory, "verdict": verdict})
-
-
-def data_urls(pictures: dict[str, bytes]) -> dict[str, str]:
-    return {name: data_url(png) for name, png in pictures.items()}
 
 
 def _unknown(id: str) -> ApiError:

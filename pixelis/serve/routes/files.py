@@ -12,10 +12,10 @@ from fastapi.responses import Response
 from starlette.datastructures import FormData, UploadFile
 
 from pixelis.errors import InfraFailure
+from pixelis.files import REASONS
 from pixelis.operations.encoded import media_type
 from pixelis.operations.image import image_pixels
 from pixelis.operations.video import clip_pixels
-from pixelis.serve.after_reply import REFUSALS
 from pixelis.serve.dependencies import (
     EntityId,
     Scoped,
@@ -72,7 +72,7 @@ async def create_file(
             state.files.add, caller.name, content, name, cast(Purpose, purpose), ttl_s
         )
     except InfraFailure as error:
-        message = f"the disk of the service stores no file: {REFUSALS.get(error.code, 'I/O error')}"
+        message = f"the disk of the service stores no file: {REASONS.get(error.code, 'I/O error')}"
         raise ApiError(507, message, error.code, retry_after_s=60.0) from None
     return FileObject.of(file)
 

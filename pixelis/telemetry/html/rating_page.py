@@ -13,8 +13,6 @@ from pixelis.telemetry.html.render import render, source
 
 @dataclass(frozen=True)
 class RatingItem:
-    """Two episodes of a question, for a rater to compare."""
-
     name: str
     left: EpisodePage
     right: EpisodePage

@@ -49,7 +49,6 @@ def source(template: str) -> str:
 
 
 def write_page(path: Path, document: str) -> Path:
-    """Replace the file ``path`` by a document; returns ``path``."""
     with replacing(path) as file:
         file.write(document.encode("utf-8", "replace"))
     return path

@@ -31,15 +31,8 @@ def episode(number: int, answer: str | None) -> Trajectory:
     if answer is not None:
         turns.append(Turn(role="assistant", tokens=[TOKENS[answer], 5], log_probs=[-0.3, -0.4]))
     stop = StopReason.LENGTH if answer is None else StopReason.ANSWER
-    return Trajectory(
-        id=f"t{number}",
-        question_id="q",
-        group_id="g",
-        turns=turns,
-        answer=answer,
-        stop_reason=stop,
-        advantage=0.0,
-    )
+    ids = {"id": f"t{number}", "question_id": "q", "group_id": "g"}
+    return Trajectory(**ids, turns=turns, answer=answer, stop_reason=stop, advantage=0.0)
 
 
 def task(answers: list[str | None], label: str) -> UpdateTask:

@@ -32,13 +32,8 @@ def test_too_few_questions_are_refused_with_the_number_that_suffices(tmp_path: P
     assert "64 or more" in str(error.value.fix)
     with pytest.raises(BadInput, match="20 canary questions cannot rule out"):
         check_inputs(serve.inputs(few))
-    assert (
-        len(canary_questions(config(tmp_path, 20, ["7"], "evolution.canary.tolerance=0.1").evolution.canary))
-        == 20
-    )
-    assert (
-        len(canary_questions(config(tmp_path, 20, ["7"], "evolution.canary.risk=1").evolution.canary)) == 20
-    )
+    for looser in ("evolution.canary.tolerance=0.1", "evolution.canary.risk=1"):
+        assert len(canary_questions(config(tmp_path, 20, ["7"], looser).evolution.canary)) == 20
 
 
 def test_a_question_without_an_answer_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import ActorUnavailableError
 
-from pixelis.actors.generator_member import HUNG_CHECKS, Member
+from pixelis.actors.generator_member import HUNG_CHECKS
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RolloutResult, RouterTimeouts
 from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
@@ -140,6 +140,17 @@ class Method:
         return self
 
 
+async def loaded(*actors: Actor, timeouts: RouterTimeouts = QUICK, version: int = 1) -> GeneratorRouter:
+    router = GeneratorRouter(list(actors), timeouts)  # type: ignore[arg-type]
+    await router.load(version)
+    return router
+
+
+async def both_able(router: GeneratorRouter) -> None:
+    while router.stats()["generators/able"] < 2:
+        await asyncio.sleep(0.001)
+
+
 def request(name: str = "q") -> RolloutRequest:
     return RolloutRequest(Question(id=name, question="?"), name, 2, SamplingParams())
 
@@ -157,66 +168,60 @@ def on_loop(test: Callable[..., Any]) -> Callable[..., None]:
 @on_loop
 async def test_a_late_generator_gets_no_work_until_it_has_loaded() -> None:
     slow, quick = Actor("slow"), Actor("quick")
-    router = GeneratorRouter([slow, quick], RouterTimeouts(5.0, 0.05, 0.001))  # type: ignore[list-item]
     slow.may_load.clear()
-    await router.load(3)
+    router = await loaded(slow, quick, timeouts=RouterTimeouts(5.0, 0.05, 0.001), version=3)
     assert router.stats()["generators/able"] == 1
     results = await asyncio.gather(*(router.rollout(request(f"q{i}")) for i in range(4)))
     assert {r.group.policy_version for r in results} == {3}
     assert (slow.requests, quick.requests) == (0, 4)
     slow.may_load.set()
-    while router.stats()["generators/able"] < 2:
-        await asyncio.sleep(0.01)
+    await both_able(router)
     await asyncio.gather(*(router.rollout(request(f"p{i}")) for i in range(4)))
     assert slow.requests == 2
 
 
-def test_sleeping_generators_load_nothing_and_one_that_died_meanwhile_loads_its_version_again() -> None:
-    class Sleeper(Actor):
-        def __init__(self, dies: bool = False):
-            super().__init__()
-            self.asleep, self.dies = False, dies
-            self.sleep, self.wake = Method(self._sleep), Method(self._wake)
+class Sleeper(Actor):
+    def __init__(self, dies: bool = False):
+        super().__init__()
+        self.asleep, self.dies = False, dies
+        self.sleep, self.wake = Method(self._sleep), Method(self._wake)
 
-        async def _sleep(self) -> None:
-            self.asleep = True
+    async def _sleep(self) -> None:
+        self.asleep = True
 
-        async def _wake(self) -> None:
-            self.asleep = False
-            if self.dies:
-                self.version = -1
-                raise ActorUnavailableError("it died", None)
+    async def _wake(self) -> None:
+        self.asleep = False
+        if self.dies:
+            self.version = -1
+            raise ActorUnavailableError("it died", None)
 
-        async def _load(self, version: int) -> int:
-            assert not self.asleep
-            return await super()._load(version)
+    async def _load(self, version: int) -> int:
+        assert not self.asleep
+        return await super()._load(version)
 
-    async def body() -> None:
-        sound, dying = Sleeper(), Sleeper(dies=True)
-        router = GeneratorRouter([sound, dying], QUICK)  # type: ignore[list-item]
-        await router.load(1)
-        await router.sleep()
-        assert sound.asleep
-        assert dying.asleep
-        loading = asyncio.create_task(router.load(2))
-        await asyncio.sleep(0.01)
-        assert not loading.done()
-        await router.wake()
-        await router.wake()
-        await loading
-        while router.stats()["generators/able"] < 2:
-            await asyncio.sleep(0.001)
-        assert (sound.version, dying.version) == (2, 2)
-        assert router.failures["wake ActorUnavailableError"] == 1
 
-    on_loop(body)()
+@on_loop
+async def test_sleeping_generators_load_nothing_and_one_that_died_meanwhile_loads_its_version_again() -> None:
+    sound, dying = Sleeper(), Sleeper(dies=True)
+    router = await loaded(sound, dying)
+    await router.sleep()
+    loading = asyncio.create_task(router.load(2))
+    await asyncio.sleep(0.01)
+    assert sound.asleep
+    assert dying.asleep
+    assert not loading.done()
+    await router.wake()
+    await router.wake()
+    await loading
+    await both_able(router)
+    assert (sound.version, dying.version) == (2, 2)
+    assert router.failures["wake ActorUnavailableError"] == 1
 
 
 @on_loop
 async def test_a_newer_load_does_not_wait_for_one_that_hangs() -> None:
     slow, quick = Actor(), Actor()
-    router = GeneratorRouter([slow, quick], QUICK)  # type: ignore[list-item]
-    await router.load(1)
+    router = await loaded(slow, quick)
     slow.may_load.clear()
     hanging = asyncio.create_task(router.load(2))
     await asyncio.sleep(0.01)
@@ -231,8 +236,7 @@ async def test_a_newer_load_does_not_wait_for_one_that_hangs() -> None:
 @on_loop
 async def test_an_evaluation_keeps_its_version_on_its_share_while_training_goes_on(size: int) -> None:
     actors = [Actor() for _ in range(size)]
-    router = GeneratorRouter(actors, QUICK)  # type: ignore[arg-type]
-    await router.load(1)
+    router = await loaded(*actors)
     async with router.reserve(1, share=0.25) as reserved:
         load = asyncio.create_task(router.load(2))
         await asyncio.sleep(0.02)
@@ -248,8 +252,7 @@ async def test_an_evaluation_keeps_its_version_on_its_share_while_training_goes_
 @on_loop
 async def test_a_reserved_generator_that_restarted_with_another_version_does_not_answer_for_its_own() -> None:
     actors = [Actor(), Actor()]
-    router = GeneratorRouter(actors, QUICK)  # type: ignore[arg-type]
-    await router.load(1)
+    router = await loaded(*actors)
     async with router.reserve(1, share=0.5) as reserved:
         await router.load(2)
         (held,) = [actor for actor in actors if actor.version == 1]
@@ -258,7 +261,8 @@ async def test_a_reserved_generator_that_restarted_with_another_version_does_not
     assert router.failures["WrongVersion"] == 1
 
 
-def test_a_place_in_a_broadcast_is_not_used_for_another_version() -> None:
+@on_loop
+async def test_a_place_in_a_broadcast_is_not_used_for_another_version() -> None:
     places: list[tuple[int, Any]] = []
 
     class Receiver(Actor):
@@ -269,38 +273,30 @@ def test_a_place_in_a_broadcast_is_not_used_for_another_version() -> None:
     async def arrange(names: list[str]) -> dict[str, Any]:
         return dict.fromkeys(names, "place of 3")
 
-    async def body() -> None:
-        actors = [Receiver(), Receiver()]
-        router = GeneratorRouter(actors, QUICK)  # type: ignore[arg-type]
-        await router.load(1)
-        for actor in actors:
-            actor.may_load.clear()
-        loads = [asyncio.create_task(router.load(2))]
-        await asyncio.sleep(0.01)
-        loads.append(asyncio.create_task(router.load(3, arrange)))  # waits for the load before it
-        await asyncio.sleep(0.01)
-        reserving = asyncio.create_task(evaluate(router))
-        await asyncio.sleep(0.01)
-        for actor in actors:
-            actor.may_load.set()
-        await asyncio.gather(reserving, *loads)
-
-    async def evaluate(router: GeneratorRouter) -> None:
+    async def evaluate() -> None:
         async with router.reserve(1, share=0.5) as reserved:
             assert (await router.rollout(request(), reserved)).group.policy_version == 1
 
-    on_loop(body)()
+    actors = [Receiver(), Receiver()]
+    router = await loaded(*actors)
+    for actor in actors:
+        actor.may_load.clear()
+    tasks = []
+    for call in (router.load(2), router.load(3, arrange), evaluate()):  # each waits for the one before it
+        tasks.append(asyncio.create_task(call))
+        await asyncio.sleep(0.01)
+    for actor in actors:
+        actor.may_load.set()
+    await asyncio.gather(*tasks)
     assert {version for version, place in places if place is not None} == {3}
 
 
 @on_loop
 async def test_a_generator_that_joins_is_used_with_the_current_version_and_one_that_leaves_is_not() -> None:
     first, second = Actor(), Actor()
-    router = GeneratorRouter([first], QUICK)  # type: ignore[list-item]
-    await router.load(7)
+    router = await loaded(first, version=7)
     router.join(second)  # type: ignore[arg-type]
-    while router.stats()["generators/able"] < 2:
-        await asyncio.sleep(0.005)
+    await both_able(router)
     assert second.version == 7
     router.leave(first)  # type: ignore[arg-type]
     before = first.requests
@@ -315,8 +311,7 @@ HASTY = RouterTimeouts(rollout_s=15.0, load_s=15.0, retry_pause_s=0.001, health_
 @on_loop
 async def test_a_group_on_a_process_that_hangs_is_rolled_out_on_another_generator(stream: bool) -> None:
     stuck, sound = Actor("stuck"), Actor("sound")
-    router = GeneratorRouter([stuck, sound], HASTY)  # type: ignore[list-item]
-    await router.load(1)
+    router = await loaded(stuck, sound, timeouts=HASTY)
     for event in (stuck.may_answer, stuck.may_load, stuck.is_alive):
         event.clear()
     start = time.monotonic()
@@ -329,15 +324,13 @@ async def test_a_group_on_a_process_that_hangs_is_rolled_out_on_another_generato
     assert router.members[0].watch is None
     assert router.stats()["generators/able"] == 1, "it gets no work until it has loaded"
     stuck.may_load.set()
-    while router.stats()["generators/able"] < 2:
-        await asyncio.sleep(0.001)
+    await both_able(router)
 
 
 @on_loop
 async def test_a_slow_generator_keeps_its_group_while_its_process_answers() -> None:
     slow, sound = Actor("slow"), Actor("sound")
-    router = GeneratorRouter([slow, sound], HASTY)  # type: ignore[list-item]
-    await router.load(1)
+    router = await loaded(slow, sound, timeouts=HASTY)
     slow.may_answer.clear()
     group = asyncio.create_task(router.rollout(request()))
     await asyncio.sleep(4 * HUNG_CHECKS * HASTY.health_s)
@@ -351,8 +344,7 @@ async def test_a_slow_generator_keeps_its_group_while_its_process_answers() -> N
 async def test_a_group_that_takes_too_long_is_ended_and_tried_elsewhere_until_the_time_is_over() -> None:
     stuck = Actor()
     stuck.may_answer.clear()
-    router = GeneratorRouter([stuck], RouterTimeouts(0.2, 1.0, 0.001))  # type: ignore[list-item]
-    await router.load(1)
+    router = await loaded(stuck, timeouts=RouterTimeouts(0.2, 1.0, 0.001))
     start = time.monotonic()
     with pytest.raises(InfraFailure, match=r"no generator was available for 0.2 s \(TimeoutError x1\)"):
         await router.rollout(request())
@@ -374,4 +366,3 @@ def test_timeouts_follow_the_recipe_unless_they_are_set() -> None:
     assert (own.rollout_timeout_s, own.load_timeout_s) == (5, 65)
     assert RouterTimeouts.of(own) == RouterTimeouts(5, 65)
     assert RouterTimeouts.serving(nano).load_s == nano.serve.timeout_s + 60
-    assert Member("named").name == "named"

@@ -18,20 +18,22 @@ def listening() -> socket.socket:
     return server
 
 
+def node(id: str, port: int, alive: bool = True) -> dict[str, Any]:
+    address = {"NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port}
+    return {"NodeID": id, "Alive": alive, **address}
+
+
+def watching(learners: dict[int, str], prefix: str = "") -> tuple[NodeWatch, list[tuple[str, ...]]]:
+    """A node watch and the list of its reports."""
+    reports: list[tuple[str, ...]] = []
+    return NodeWatch(prefix, lambda: learners, lambda *report: reports.append(report)), reports
+
+
 def test_a_lost_node_is_reported_once_with_its_actors() -> None:
-    reports: list[tuple[str, str, list[str]]] = []
-    watch = NodeWatch("", lambda: {0: "a", 1: "b", 2: "b"}, lambda *report: reports.append(report))
+    watch, reports = watching({0: "a", 1: "b", 2: "b"})
     with listening() as first:
         second = listening()
-        nodes: list[dict[str, Any]] = [
-            {
-                "NodeID": id,
-                "Alive": True,
-                "NodeManagerAddress": "127.0.0.1",
-                "NodeManagerPort": server.getsockname()[1],
-            }
-            for id, server in (("a", first), ("b", second))
-        ]
+        nodes = [node(id, server.getsockname()[1]) for id, server in (("a", first), ("b", second))]
         watch.check(nodes)
         assert reports == []
         second.close()
@@ -45,19 +47,15 @@ def test_a_lost_generator_node_is_reported_after_another_node_has_left(
 ) -> None:
     table = {"1": {"name": "run-generator-0", "bundles_to_node_id": {0: "b"}}}
     monkeypatch.setattr(node_watch, "placement_group_table", lambda: table)
-    reports: list[tuple[str, str, list[str]]] = []
-    watch = NodeWatch("run", dict, lambda *report: reports.append(report))
+    watch, reports = watching({}, "run")
     with listening() as server:
-        address = {"NodeManagerAddress": "127.0.0.1", "NodeManagerPort": server.getsockname()[1]}
-        left = {"NodeID": "a", "Alive": False, **address}
-        watch.check([left, {"NodeID": "b", "Alive": True, **address}])
-        watch.check([left, {"NodeID": "b", "Alive": False, **address}])
+        port = server.getsockname()[1]
+        for alive in (True, False):
+            watch.check([node("a", port, alive=False), node("b", port, alive)])
     assert reports == [("b", "127.0.0.1", ["generator-0"])]
 
 
 def test_a_node_that_ray_reports_as_dead_is_lost_at_once_and_a_node_without_actors_is_not_reported() -> None:
-    reports: list[tuple[str, str, list[str]]] = []
-    watch = NodeWatch("", lambda: {0: "a"}, lambda *report: reports.append(report))
-    dead = {"Alive": False, "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": 1}
-    watch.check([{"NodeID": "a", **dead}, {"NodeID": "c", **dead}])
+    watch, reports = watching({0: "a"})
+    watch.check([node("a", 1, alive=False), node("c", 1, alive=False)])
     assert [report[0] for report in reports] == ["a"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,12 +38,10 @@ class Handle:
         self.store = store
 
     def __getattr__(self, name: str) -> Any:
-        class Method:
-            @staticmethod
-            async def remote(*arguments: Any) -> Any:
-                return getattr(self.store, name)(*arguments)
+        async def remote(*arguments: Any) -> Any:
+            return getattr(self.store, name)(*arguments)
 
-        return Method
+        return SimpleNamespace(remote=remote)
 
 
 class Judge:
@@ -61,33 +60,46 @@ class Killed(BaseException):
     """The end of the process."""
 
 
-class Dying(GeneratorRouter):
-    """Kills its owner while loading version ``at``, when the promotion or rollback is not yet saved."""
+class Interrupted(GeneratorRouter):
+    """Loads version ``at`` when ``go`` is set, or kills its owner before the promotion or rollback is saved."""
 
-    def __init__(self, at: int = -1):
+    def __init__(self, at: int = -1, kills: bool = True):
         super().__init__([])
-        self.at = at
+        self.at, self.kills, self.entered, self.go = at, kills, asyncio.Event(), asyncio.Event()
 
-    async def load(self, version: int) -> None:
+    async def load(self, version: int, arrange: Any = None) -> None:
         if version == self.at:
-            raise Killed
-        await super().load(version)
+            if self.kills:
+                raise Killed
+            self.entered.set()
+            await self.go.wait()
+        await super().load(version, arrange)
 
 
 def new_promotion(folder: Path, store: Any, judge: Judge, dies_at: int = -1) -> Promotion:
     async def note(*_: Any) -> None: ...
 
-    config = load(
-        None, [f"run.dir={folder}", "evolution.canary.questions=q.jsonl", "evolution.canary.count=100"]
-    )
-    return Promotion(config, Handle(store), Dying(dies_at), judge, note)  # type: ignore[arg-type]
+    canary = ["evolution.canary.questions=q.jsonl", "evolution.canary.count=100"]
+    config = load(None, [f"run.dir={folder}", *canary])
+    return Promotion(config, Handle(store), Interrupted(dies_at), judge, note)  # type: ignore[arg-type]
 
 
 async def offer(promotion: Promotion, store: Any, *values: float) -> None:
     await promotion.open()
     await promotion.begin(promotion.served)
     for value in values:
-        await promotion.offer(store.publish(adapter(value), "evolve", 0, {}, promote=False))
+        await promotion.offer(candidate(store, value))
+
+
+def candidate(store: Any, value: float) -> int:
+    return store.publish(adapter(value), "evolve", 0, {}, promote=False)
+
+
+def opened(folder: Path, store: Any, judge: Judge) -> Promotion:
+    """The promotion of a restarted service."""
+    restarted = new_promotion(folder, store, judge)
+    asyncio.run(restarted.open())
+    return restarted
 
 
 def test_a_candidate_without_evidence_is_not_served_and_the_learner_goes_on_from_it(tmp_path: Path) -> None:
@@ -111,20 +123,6 @@ def test_a_candidate_without_evidence_is_not_served_and_the_learner_goes_on_from
     assert (promotion.served, promotion.restore, promotion.base) == (2, None, 2)
 
 
-class Slow(GeneratorRouter):
-    """Loads version ``version`` when ``go`` is set."""
-
-    def __init__(self, version: int):
-        super().__init__([])
-        self.waits_for, self.entered, self.go = version, asyncio.Event(), asyncio.Event()
-
-    async def load(self, version: int, arrange: Any = None) -> None:
-        if version == self.waits_for:
-            self.entered.set()
-            await self.go.wait()
-        await super().load(version, arrange)
-
-
 def test_a_fall_of_the_version_before_does_not_roll_back_one_that_is_promoted_meanwhile(
     tmp_path: Path,
 ) -> None:
@@ -134,10 +132,8 @@ def test_a_fall_of_the_version_before_does_not_roll_back_one_that_is_promoted_me
         promotion = new_promotion(tmp_path, store, judge)
         await offer(promotion, store, 1.0)
         assert promotion.served == 1
-        router = promotion.router = Slow(2)
-        promoting = asyncio.create_task(
-            promotion.offer(store.publish(adapter(2.0), "evolve", 0, {}, promote=False))
-        )
+        router = promotion.router = Interrupted(2, kills=False)
+        promoting = asyncio.create_task(promotion.offer(candidate(store, 2.0)))
         await router.entered.wait()
         judge.right[1] = 50
         watch = asyncio.create_task(promotion.check_served())
@@ -162,7 +158,7 @@ def test_a_crash_during_a_promotion_keeps_the_history(tmp_path: Path, forced: bo
         dying = new_promotion(tmp_path, store, judge, dies_at=2)
         await dying.open()
         if forced:
-            store.publish(adapter(2.0), "evolve", 0, {}, promote=False)
+            candidate(store, 2.0)
             await dying.promote(2, "ann", force=True)
         else:
             await offer(dying, store, 2.0)
@@ -170,17 +166,12 @@ def test_a_crash_during_a_promotion_keeps_the_history(tmp_path: Path, forced: bo
     with pytest.raises(Killed):
         asyncio.run(promote())
     judge.right[2] = 60
-
-    async def after() -> None:
-        restarted = new_promotion(tmp_path, store, judge)
-        await restarted.open()
-        assert (restarted.served, restarted.unjudged) == (2, forced)
-        assert [version for version, _ in restarted.history.entries] == [0, 1, 2]
-        assert len(restarted.curve) == (1 if forced else 2)
-        assert await restarted.check_served(), "it is compared with its ancestors"
-        assert restarted.served == 1
-
-    asyncio.run(after())
+    restarted = opened(tmp_path, store, judge)
+    assert (restarted.served, restarted.unjudged) == (2, forced)
+    assert [version for version, _ in restarted.history.entries] == [0, 1, 2]
+    assert len(restarted.curve) == (1 if forced else 2)
+    assert asyncio.run(restarted.check_served()), "it is compared with its ancestors"
+    assert restarted.served == 1
 
 
 def test_a_crash_during_a_rollback_forgets_withdrawn_versions_only(tmp_path: Path) -> None:
@@ -194,13 +185,8 @@ def test_a_crash_during_a_rollback_forgets_withdrawn_versions_only(tmp_path: Pat
 
     with pytest.raises(Killed):
         asyncio.run(back())
-
-    async def after() -> None:
-        restarted = new_promotion(tmp_path, store, judge)
-        await restarted.open()
-        assert (restarted.served, [version for version, _ in restarted.history.entries]) == (1, [0, 1])
-
-    asyncio.run(after())
+    restarted = opened(tmp_path, store, judge)
+    assert (restarted.served, [version for version, _ in restarted.history.entries]) == (1, [0, 1])
 
 
 def test_another_starting_policy_starts_a_new_history(tmp_path: Path) -> None:
@@ -208,13 +194,8 @@ def test_another_starting_policy_starts_a_new_history(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     asyncio.run(offer(new_promotion(tmp_path, store, judge), store, 1.0))
     save_adapter(adapter(9.0), tmp_path / "other")
-
-    async def after() -> None:
-        restarted = new_promotion(tmp_path, Store(str(tmp_path), str(tmp_path / "other")), judge)
-        await restarted.open()
-        assert (restarted.served, restarted.history, restarted.curve) == (0, None, [])
-
-    asyncio.run(after())
+    restarted = opened(tmp_path, Store(str(tmp_path), str(tmp_path / "other")), judge)
+    assert (restarted.served, restarted.history, restarted.curve) == (0, None, [])
 
 
 def test_a_folder_without_a_record_is_not_used(tmp_path: Path) -> None:

@@ -7,22 +7,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+from test_promotion import Handle, Store, adapter
 
 from pixelis.actors import batch_sources, policy_store
 from pixelis.actors.generator_router import GeneratorRouter
-from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.promotion import Promotion
 from pixelis.actors.rollouts import RolloutBatch, StepResult
 from pixelis.actors.update_source import UpdateSource
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import load
 from pixelis.errors import InfraFailure
-from pixelis.policy.adapters import Adapter
 from pixelis.policy.samples import LearnerBatch
-
-Store = PolicyStore.__ray_metadata__.modified_class  # type: ignore[attr-defined]
 
 
 class Local:
@@ -35,16 +31,6 @@ class Local:
         def remote(*arguments: Any) -> Any:
             result = getattr(self.target, name)(*arguments)
             return asyncio.run(result) if asyncio.iscoroutine(result) else result
-
-        return SimpleNamespace(remote=remote)
-
-
-class Awaited(Local):
-    """The same for callers in an event loop."""
-
-    def __getattr__(self, name: str) -> Any:
-        async def remote(*arguments: Any) -> Any:
-            return getattr(self.target, name)(*arguments)
 
         return SimpleNamespace(remote=remote)
 
@@ -92,9 +78,9 @@ def test_an_update_that_a_restarted_evolution_ignores_is_thrown_away_and_another
 
     async def note(*_: Any) -> None: ...
 
-    promotion = Promotion(config, Awaited(store), GeneratorRouter([]), None, note)  # type: ignore[arg-type]
+    promotion = Promotion(config, Handle(store), GeneratorRouter([]), None, note)  # type: ignore[arg-type]
     evolution = Evolution(promotion)
-    weights = Adapter({"layer.A": np.ones((2, 3), np.float32)}, alpha=2, rank=2, base_sha256="base")
+    weights = adapter(1.0)
     share = SimpleNamespace(share=(0, 1))
     trainer: Any = SimpleNamespace(
         batches=0, served=lambda: weights, model=SimpleNamespace(sequence=share), reset_to=restored.append

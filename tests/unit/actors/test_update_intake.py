@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pixelis.actors import group_views, update_intake
+from pixelis.actors import group_views
 from pixelis.actors.update_intake import UpdateIntake, UpdateScoring
 from pixelis.actors.update_queue import UpdateQueue
 from pixelis.config import load
@@ -27,17 +29,26 @@ VERDICT = Verdict(answer="7", confidence=0.95, strategy="majority")
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """References are the values themselves."""
     monkeypatch.setattr(group_views.ray, "put", lambda value: value)
-    monkeypatch.setattr(update_intake, "fetch", lambda views: views)
+    monkeypatch.setattr(group_views, "_values", lambda refs: _Themselves())
+
+
+class _Themselves:
+    def __getitem__(self, value: Any) -> Any:
+        return value
+
+
+def on_loop(test: Callable[..., Any]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(**arguments: Any) -> None:
+        asyncio.run(test(**arguments))
+
+    return run
 
 
 def task(number: int = 1) -> UpdateTask:
     turns = [Turn(role="user", tokens=[1]), Turn(role="assistant", tokens=[2], log_probs=[-0.1])]
-    common: dict[str, Any] = {
-        "question_id": f"q{number}",
-        "group_id": f"g{number}",
-        "turns": turns,
-        "answer": "7",
-    }
+    ids = {"question_id": f"q{number}", "group_id": f"g{number}"}
+    common: dict[str, Any] = {**ids, "turns": turns, "answer": "7"}
     trajectories = [
         Trajectory(id=f"t{i}", images=[ImageView(id="img0")], reward=float(i), **common) for i in range(2)
     ]
@@ -70,12 +81,9 @@ def new_intake(folder: Path, *settings: str) -> UpdateIntake:
     config = load(None, [f"run.dir={folder}", *settings])
     promotion: Any = SimpleNamespace(canary=SimpleNamespace(keep=lambda *_: None), withdrawn=set())
     traffic = TrafficQuestions(config.evolution.canary, folder / "versions" / "traffic")
-    parts = (
-        ReviewQueue(Path(config.run.dir) / "review.db", config.rewards),
-        UpdateScoring(config, None),
-        group_views.UpdatePictures(),
-    )
-    return UpdateIntake(config, UpdateQueue(config, Counter()), promotion, traffic, *parts)
+    reviews = ReviewQueue(folder / "review.db", config.rewards)
+    parts = (promotion, traffic, reviews, UpdateScoring(config, None), group_views.UpdatePictures())
+    return UpdateIntake(config, UpdateQueue(config, Counter()), *parts)
 
 
 async def submit(
@@ -93,78 +101,72 @@ LEARNS = "evolution.canary.traffic=0"
 
 
 @pytest.mark.parametrize("deleted", [True, False])
-def test_an_experience_deleted_or_called_wrong_on_the_way_is_no_question_of_the_canary(
+@on_loop
+async def test_an_experience_deleted_or_called_wrong_on_the_way_is_no_question_of_the_canary(
     tmp_path: Path, deleted: bool
 ) -> None:
-    async def scenario() -> None:
-        intake, original = new_intake(tmp_path, HOLDS_OUT), asyncio.get_running_loop().create_future()
-        submitting = asyncio.create_task(submit(intake, original=original))
-        while not intake.counts["received"]:
-            await asyncio.sleep(0.01)
-        if deleted:
-            await intake.forget(["exp_1"])
-        else:
-            await intake.disown("exp_1", Feedback(correct=False))
-        original.set_result(PICTURE)
-        assert not await submitting
-        assert not intake.traffic.items
-        assert not list(tmp_path.glob("versions/traffic/*"))
-        assert not len(intake.queue)
-
-    asyncio.run(scenario())
+    intake, original = new_intake(tmp_path, HOLDS_OUT), asyncio.get_running_loop().create_future()
+    submitting = asyncio.create_task(submit(intake, original=original))
+    while not intake.counts["received"]:
+        await asyncio.sleep(0.01)
+    if deleted:
+        await intake.forget(["exp_1"])
+    else:
+        await intake.disown("exp_1", Feedback(correct=False))
+    original.set_result(PICTURE)
+    assert not await submitting
+    assert not intake.traffic.items
+    assert not list(tmp_path.glob("versions/traffic/*"))
+    assert not len(intake.queue)
 
 
 @pytest.mark.parametrize("memory", ["memory.pictures=false", "memory.enabled=false", ""])
-def test_a_memory_without_pictures_lets_none_be_stored_for_the_canary(tmp_path: Path, memory: str) -> None:
-    async def scenario() -> None:
-        intake = new_intake(tmp_path, HOLDS_OUT, *([memory] if memory else []))
-        assert await submit(intake)
-        assert (len(intake.traffic.items), len(intake.queue)) == ((0, 1) if memory else (1, 0))
-
-    asyncio.run(scenario())
+@on_loop
+async def test_a_memory_without_pictures_lets_none_be_stored_for_the_canary(
+    tmp_path: Path, memory: str
+) -> None:
+    intake = new_intake(tmp_path, HOLDS_OUT, *([memory] if memory else []))
+    assert await submit(intake)
+    assert (len(intake.traffic.items), len(intake.queue)) == ((0, 1) if memory else (1, 0))
 
 
 @pytest.mark.parametrize(
     ("feedback", "learnt"),
     [(Feedback(correct=False), False), (Feedback(answer="8"), False), (Feedback(answer="7"), True)],
 )
-def test_feedback_that_is_faster_than_the_task_disowns_it(
+@on_loop
+async def test_feedback_that_is_faster_than_the_task_disowns_it(
     tmp_path: Path, feedback: Feedback, learnt: bool
 ) -> None:
-    async def scenario() -> None:
-        intake, views = new_intake(tmp_path, LEARNS), Views(False)
-        submitting = asyncio.create_task(submit(intake, views=views))
-        await asyncio.sleep(0)
-        await intake.disown("exp_1", feedback)
-        await intake.disown("exp_1", Feedback(comment="a comment alone takes nothing back"))
-        views.here.set()
-        assert (await submitting, len(intake.queue)) == (learnt, int(learnt))
-        assert intake.counts["disowned"] == int(not learnt)
-
-    asyncio.run(scenario())
+    intake, views = new_intake(tmp_path, LEARNS), Views(False)
+    submitting = asyncio.create_task(submit(intake, views=views))
+    await asyncio.sleep(0)
+    await intake.disown("exp_1", feedback)
+    await intake.disown("exp_1", Feedback(comment="a comment alone takes nothing back"))
+    views.here.set()
+    assert (await submitting, len(intake.queue)) == (learnt, int(learnt))
+    assert intake.counts["disowned"] == int(not learnt)
 
 
-def test_a_disputed_review_is_approved_by_a_person_alone_and_counts_with_its_copies(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        intake = new_intake(tmp_path, LEARNS, "evolution.review.share=1")
-        for number in (1, 2):
-            assert await submit(intake, number)
-        await intake.disown("exp_1", Feedback(correct=False))
-        assert intake.reviews.due(1e12, 1.0) == ["task_2"]
-        for name in ("task_1", "task_2"):
-            assert intake.reviews.decide(name, "approved", "ann") is not None
-            assert await intake.approve(name)
-        groups = {item.question for item in intake.queue.items}
-        assert len(groups) == 1, "two requests of one question"
-        assert not groups & {"q1", "q2"}
+@on_loop
+async def test_a_disputed_review_is_approved_by_a_person_alone_and_counts_with_its_copies(
+    tmp_path: Path,
+) -> None:
+    intake = new_intake(tmp_path, LEARNS, "evolution.review.share=1")
+    for number in (1, 2):
+        assert await submit(intake, number)
+    await intake.disown("exp_1", Feedback(correct=False))
+    assert intake.reviews.due(1e12, 1.0) == ["task_2"]
+    for name in ("task_1", "task_2"):
+        assert intake.reviews.decide(name, "approved", "ann") is not None
+        assert await intake.approve(name)
+    groups = {item.question for item in intake.queue.items}
+    assert len(groups) == 1, "two requests of one question"
+    assert not groups & {"q1", "q2"}
 
-    asyncio.run(scenario())
 
-
-def test_a_user_with_many_experiences_is_forgotten_whole(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        intake = new_intake(tmp_path, LEARNS)
-        await intake.forget(["exp_1", *(f"older_{i}" for i in range(5000))])
-        assert not await submit(intake)
-
-    asyncio.run(scenario())
+@on_loop
+async def test_a_user_with_many_experiences_is_forgotten_whole(tmp_path: Path) -> None:
+    intake = new_intake(tmp_path, LEARNS)
+    await intake.forget(["exp_1", *(f"older_{i}" for i in range(5000))])
+    assert not await submit(intake)

@@ -77,10 +77,8 @@ def test_demonstrations_select_and_zoom_in_the_words_of_the_embedded_model():
     player = Player(Config(dialogue=DialogueConfig(frames=1, max_context=512)), NANO)
     for row in rows[:4]:
         trajectory, views = player.play(row)
-        assert [turn.actions[0].op for turn in trajectory.turns if turn.is_policy and turn.actions] == [
-            "select_frames",
-            "zoom_in",
-        ]
+        called = [turn.actions[0].op for turn in trajectory.turns if turn.is_policy and turn.actions]
+        assert called == ["select_frames", "zoom_in"]
         assert all(observation.status == "ok" for observation in trajectory.observations)
         assert trajectory.answer == row.answers[0]
         assert len(trajectory.token_ids()) < 260
@@ -98,10 +96,8 @@ def test_a_card_has_another_digit_in_every_second_and_nothing_else_changes():
         scenes = [cards.scene_of("train", 1, index, second=second) for second in range(cards.CLIP_SECONDS)]
         for number, card in enumerate(scenes[0].cards):
             assert len({scene.cards[number].digit for scene in scenes}) == cards.CLIP_SECONDS
-            assert all(
-                scene.cards[number].box == card.box and scene.cards[number].colour == card.colour
-                for scene in scenes
-            )
+            same = {(scene.cards[number].box, scene.cards[number].colour) for scene in scenes}
+            assert same == {(card.box, card.colour)}
         assert scenes[0] == cards.scene_of("train", 1, index)
         assert len({scene.background for scene in scenes}) == 1
     uri = cards.picture_uri("train", 1, 0, second=3)
@@ -127,14 +123,7 @@ def test_without_the_option_the_questions_are_what_they_were():
     assert all(kept.get(question.id, question) == question for question in plain)
 
 
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "cards:?split=train&index=1&second=5",
-        "cards:?split=train&index=1&second=-1",
-        "cards:?index=1&second=x",
-    ],
-)
+@pytest.mark.parametrize("uri", ["cards:?index=1&second=5", "cards:?index=1&second=-1"])
 def test_a_second_that_does_not_exist_is_refused(uri):
     with pytest.raises(BadInput):
         cards.render(uri)

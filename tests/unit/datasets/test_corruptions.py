@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -55,18 +53,11 @@ def test_a_picture_of_any_size_stays_a_picture_of_that_size(size, kind, severity
 
 
 def test_a_corrupted_card_world_has_the_same_questions_about_other_pictures():
-    clean, foggy = (
-        list(
-            itertools.islice(
-                read_questions(f"cards:?split=test&seed=7&clips=0.5{more}", limit=6, epochs=1), 6
-            )
-        )
-        for more in ("", "&corruption=fog&severity=4")
-    )
-    same = [(q.id, q.question, q.answers, q.meta) for q in clean] == [
-        (q.id, q.question, q.answers, q.meta) for q in foggy
-    ]
-    assert same
+    source = "cards:?split=test&seed=7&clips=0.5"
+    clean = list(read_questions(source, limit=6, epochs=1))
+    foggy = list(read_questions(f"{source}&corruption=fog&severity=4", limit=6, epochs=1))
+    for before, after in zip(clean, foggy, strict=True):
+        assert before.model_copy(update={"media": []}) == after.model_copy(update={"media": []})
     assert {q.media[0].kind for q in clean} == {"image", "video"}
     for before, after in zip(clean, foggy, strict=True):
         a, b = ((m.frames or [m.uri])[-1] for m in (before.media[0], after.media[0]))

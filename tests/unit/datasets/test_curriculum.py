@@ -16,9 +16,8 @@ EVERY = 10
 
 
 def settings(**values: object) -> SftCurriculumConfig:
-    return SftCurriculumConfig(
-        **{"enabled": True, "interval": 10, "wait": 40, "cooldown": 1, "patience": 2, **values}
-    )
+    given = {"enabled": True, "interval": 10, "wait": 40, "cooldown": 1, "patience": 2}
+    return SftCurriculumConfig(**{**given, **values})
 
 
 def told(curriculum: Curriculum, accuracies: list[float], start: int = 0) -> list[tuple[str | None, int]]:
@@ -61,10 +60,8 @@ def test_a_stage_ends_by_its_own_criteria_when_all_are_measured_and_met(
 
 
 def test_a_stage_ends_after_its_steps_and_without_accuracy_the_loss_counts() -> None:
-    stages = [
-        StageConfig(name="a", mixture=(1, 0, 0), max_steps=30),
-        StageConfig(name="b", mixture=(0, 0, 1)),
-    ]
+    first = StageConfig(name="a", mixture=(1, 0, 0), max_steps=30)
+    stages = [first, StageConfig(name="b", mixture=(0, 0, 1))]
     curriculum = Curriculum(settings(stages=stages, drop=1))
     expected = [None, None, "advance", None]
     assert [curriculum.evaluated(step, loss=9.0) for step in (10, 20, 30, 40)] == expected
@@ -124,6 +121,5 @@ def test_any_measurements_keep_the_stage_valid_and_resume_exactly(
             assert curriculum.mixture == entered.pop()
         else:
             assert curriculum.mixture == mixture
-    assert curriculum.metrics()["curriculum/rollbacks"] == sum(
-        e == "rollback" for _, e, _ in curriculum.state["history"]
-    )
+    events = [event for _, event, _ in curriculum.state["history"]]
+    assert curriculum.metrics()["curriculum/rollbacks"] == events.count("rollback")

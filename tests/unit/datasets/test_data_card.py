@@ -16,6 +16,10 @@ from pixelis.datasets.refinement.row_checks import with_observations
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.records import Demonstration, Step
 
+LEVEL = {"count": 400, "share": 0.333, "difficulty": 0.4, "length": 3.1, "tasks": {"a": 400}}
+TOTAL = {"passed": True, "figure": 1200, "limit": 1000, "says": "number of demonstrations", "ids": {}}
+ANSWERS = {"passed": False, "figure": 1, "limit": 0, "says": "wrong", "ids": {"d7": "is <b>wrong</b>"}}
+CELLS = {"size": 60000, "count": 900, "cells": {"ocr/golden": {"wanted": 50, "got": 20}}, "absent": ["zoom"]}
 FACTS = {
     "source": "made.jsonl",
     "rows": 1300,
@@ -25,35 +29,9 @@ FACTS = {
     "kinds": {"golden": 900, "trap_logical": 300},
     "tasks": {"object_counting": 1200},
     "lengths": {"2": 800, "5": 400},
-    "levels": {
-        "simple": {"count": 400, "share": 0.333, "difficulty": 0.4, "length": 3.1, "tasks": {"a": 400}}
-    },
-    "gates": [
-        {
-            "name": "total",
-            "passed": True,
-            "figure": 1200,
-            "limit": 1000,
-            "says": "number of demonstrations",
-            "ids": {},
-        },
-        {
-            "name": "answers",
-            "passed": False,
-            "figure": 1,
-            "limit": 0,
-            "says": "wrong answers",
-            "ids": {"d7": "is <b>wrong</b>"},
-        },
-    ],
-    "sets": {
-        "sft": {
-            "size": 60000,
-            "count": 900,
-            "cells": {"ocr/golden": {"wanted": 50, "got": 20}},
-            "absent": ["zoom"],
-        }
-    },
+    "levels": {"simple": LEVEL},
+    "gates": [{"name": "total", **TOTAL}, {"name": "answers", **ANSWERS}],
+    "sets": {"sft": CELLS},
 }
 
 
@@ -85,15 +63,10 @@ class Page(HTMLParser):
 
 
 def made(**fields) -> Demonstration:
-    turns = [
-        zoom(1, observation=None),
-        zoom(2, target="obs1", observation=None),
-        Step(think="It is 7", answer="7"),
-    ]
-    out = with_observations(
-        demonstration(**{"turns": turns, "quality": 0.9, "level": "hard", **fields}),
-        Executor(ToolboxConfig(), DialogueConfig()),
-    )
+    calls = zoom(1, observation=None), zoom(2, target="obs1", observation=None)
+    values = {"turns": [*calls, Step(think="It is 7", answer="7")], "quality": 0.9, "level": "hard"}
+    executor = Executor(ToolboxConfig(), DialogueConfig())
+    out = with_observations(demonstration(**{**values, **fields}), executor)
     assert isinstance(out, Demonstration)
     return out
 
@@ -107,22 +80,10 @@ def test_the_card_says_what_is_in_and_what_is_out(shown: Demonstration, tmp_path
     path = data_card.write_card(tmp_path, FACTS, [data_card.example(shown, ToolboxConfig())], "my set")
     page = Page(path.read_text(encoding="utf-8"))
     output = page.text
-    for part in (
-        "my set",
-        "1 200 demonstrations of 1 300 rows",
-        "failed 1 gate",
-        "duplicate",
-        "not_json",
-        "object_counting",
-    ):
-        assert part in output
-    for part in (
-        "number of demonstrations",
-        "d7 : is <b>wrong</b>",
-        "ocr/golden",
-        "Required but not available at all: zoom",
-    ):
-        assert part in output
+    parts = ["my set", "1 200 demonstrations of 1 300 rows", "failed 1 gate", "duplicate", "not_json"]
+    parts += ["object_counting", "number of demonstrations", "d7 : is <b>wrong</b>", "ocr/golden"]
+    assert [part for part in parts if part not in output] == []
+    assert "Required but not available at all: zoom" in output
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -152,16 +113,9 @@ def test_data_is_displayed_and_never_executed(shown: Demonstration):
     evil = '<script>alert(1)</script><img src=x onerror=alert(1)>" onload="x'
     turns = [shown.turns[0].model_copy(update={"think": evil}), Step(think=evil, answer=evil)]
     hostile = shown.model_copy(update={"question": evil, "task": evil, "answers": [evil], "turns": turns})
-    facts = {
-        **FACTS,
-        "source": evil,
-        "tasks": {evil: 3},
-        "levels": {evil: {"count": 1, "share": 1.0, "difficulty": None, "length": None, "tasks": {}}},
-        "sets": {evil: {"count": 0, "size": 1, "cells": {evil: {"wanted": 1, "got": 0}}, "absent": [evil]}},
-        "gates": [
-            {"name": evil, "passed": False, "figure": 1, "limit": 0, "says": evil, "ids": {evil: evil}}
-        ],
-    }
+    facts = {**FACTS, "source": evil, "tasks": {evil: 3}, "levels": {evil: {**LEVEL, "tasks": {}}}}
+    facts["sets"] = {evil: {**CELLS, "cells": {evil: {"wanted": 1, "got": 0}}, "absent": [evil]}}
+    facts["gates"] = [{**ANSWERS, "name": evil, "says": evil, "ids": {evil: evil}}]
     document = data_card.render_card(facts, [data_card.example(hostile, ToolboxConfig())], evil)
     page = Page(document)
     assert "script" not in {tag for tag, _ in page.seen}

@@ -30,19 +30,16 @@ def read(folder: Path, *rows: dict[str, Any], overrides: tuple[str, ...] = ()) -
     path = folder / "demonstrations.jsonl"
     Image.new("RGB", (64, 64)).save(folder / "picture.png")
     media = [{"id": "img0", "uri": "picture.png"}]
-    lines = [
-        {"id": f"d{i}", "question": "Which?", "media": media, "answers": ["7"], **row}
-        for i, row in enumerate(rows)
-    ]
+    every = {"question": "Which?", "media": media, "answers": ["7"]}
+    lines = [{"id": f"d{i}", **every, **row} for i, row in enumerate(rows)]
     path.write_text("\n".join(json.dumps(line) for line in lines))
     return [row.id for row in demonstrations(load(None, list(overrides)), str(path), 1)]
 
 
 def test_a_sound_demonstration_passes_and_a_masked_mistake_may_be_wrong(tmp_path: Path) -> None:
     mistake = {"op": "zoom_in", "box": [3, 4, 50, 60], "learn": False}
-    assert read(
-        tmp_path, {"turns": [LOOK, ANSWER]}, {"turns": [mistake, LOOK, ANSWER], "scorer": "exact"}
-    ) == ["d0", "d1"]
+    masked = {"turns": [mistake, LOOK, ANSWER], "scorer": "exact"}
+    assert read(tmp_path, {"turns": [LOOK, ANSWER]}, masked) == ["d0", "d1"]
 
 
 @pytest.mark.parametrize(
@@ -89,10 +86,8 @@ def write(folder: Path, *changes: dict[str, Any]) -> str:
     Image.new("RGB", (64, 64)).save(folder / "good.png")
     Image.new("RGB", (3, 900)).save(folder / "thin.png")
     (folder / "broken.png").write_bytes(b"no picture")
-    rows = [
-        {"id": f"t{i}", "image": "good.png", "question": "What?", "answer": "no", **row}
-        for i, row in enumerate(changes)
-    ]
+    every = {"image": "good.png", "question": "What?", "answer": "no"}
+    rows = [{"id": f"t{i}", **every, **row} for i, row in enumerate(changes)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return str(folder / "rows.jsonl")
 
@@ -109,12 +104,7 @@ FAULTS: list[tuple[dict[str, str], tuple[str, ...]]] = [
     ("kind", "key"), [("sft", "demonstrations"), ("rft", "train"), ("evaluate", "evaluate")]
 )
 def test_a_dry_run_names_the_row_that_cannot_be_shown(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    kind: str,
-    key: str,
-    change: dict[str, str],
-    words: tuple[str, ...],
+    tmp_path: Path, capsys: Any, kind: str, key: str, change: dict[str, str], words: tuple[str, ...]
 ) -> None:
     source, inputs = write(tmp_path, {}, change, {}), job_of(kind).inputs
     with pytest.raises(BadInput) as caught:

@@ -23,20 +23,17 @@ ROWS = 60
 
 
 def demonstration(number: int, **values: object) -> Demonstration:
-    fields = {
-        "id": f"q{number}",
-        "question": "Which?",
-        "turns": [{"answer": str(number)}],
-        "level": LEVELS[number % 3],
-    }
-    return Demonstration.model_validate({**fields, **values})
+    fields = {"id": f"q{number}", "question": "Which?", "level": LEVELS[number % 3]}
+    return Demonstration.model_validate({**fields, "turns": [{"answer": str(number)}], **values})
+
+
+def filled(folder: Path, *rows: Demonstration) -> DemonstrationStore:
+    return DemonstrationStore.fill(folder / "rows", rows, ["golden"])
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> DemonstrationStore:
-    return DemonstrationStore.fill(
-        tmp_path_factory.mktemp("shelf") / "rows", (demonstration(n) for n in range(ROWS)), ["golden"]
-    )
+    return filled(tmp_path_factory.mktemp("shelf"), *map(demonstration, range(ROWS)))
 
 
 def test_rows_are_read_by_number_and_other_kinds_are_counted(tmp_path: Path) -> None:
@@ -48,20 +45,18 @@ def test_rows_are_read_by_number_and_other_kinds_are_counted(tmp_path: Path) -> 
     assert store.refused == {"trap_logical": 1, "outcome_negative": 1}
     repeated = DemonstrationStore(tmp_path / "rows")
     assert repeated[2] == rows[4]
+    traps = [demonstration(n, kind="trap_perceptual") for n in range(5)]
     with pytest.raises(DataFailure, match="none of 5"):
-        DemonstrationStore.fill(
-            tmp_path / "none", iter([demonstration(n, kind="trap_perceptual") for n in range(5)]), ["golden"]
-        )
+        DemonstrationStore.fill(tmp_path / "none", traps, ["golden"])
     assert not (tmp_path / "none").exists()
 
 
+PARTS = st.tuples(*[st.integers(0, 9)] * 3).filter(any)
+SEEDS = st.integers(0, 2**31)
+
+
 @settings(max_examples=40)
-@given(
-    seed=st.integers(0, 2**31),
-    step=st.integers(0, 500),
-    batch=st.integers(1, 40),
-    parts=st.tuples(*[st.integers(0, 9)] * 3).filter(any),
-)
+@given(SEEDS, st.integers(0, 500), st.integers(1, 40), PARTS)
 def test_a_batch_has_its_mixture_and_depends_on_seed_step_and_mixture_alone(
     store: DemonstrationStore, seed: int, step: int, batch: int, parts: tuple[int, int, int]
 ) -> None:
@@ -81,22 +76,15 @@ def test_without_a_mixture_every_row_is_drawn_once_in_a_pass_and_each_pass_is_sh
 ) -> None:
     draw = BatchSampler(store, SftConfig(batch=12), seed=3)
     assert draw.steps(2) == 10
-    passes = [
-        np.concatenate([draw.rows(step) for step in range(first, first + 5)]).tolist() for first in (0, 5)
-    ]
+    passes = [np.concatenate([draw.rows(first + i) for i in range(5)]).tolist() for first in (0, 5)]
     assert sorted(passes[0]) == sorted(passes[1]) == list(range(ROWS))
     assert passes[0] != passes[1]
-    assert BatchSampler(store, SftConfig(batch=12), seed=3, shuffle=False).rows(1).tolist() == list(
-        range(12, 24)
-    )
+    in_order = BatchSampler(store, SftConfig(batch=12), seed=3, shuffle=False)
+    assert in_order.rows(1).tolist() == list(range(12, 24))
 
 
 @settings(max_examples=12)
-@given(
-    seed=st.integers(0, 2**31),
-    batch=st.integers(1, 40),
-    parts=st.tuples(*[st.integers(0, 9)] * 3).filter(any),
-)
+@given(SEEDS, st.integers(1, 40), PARTS)
 @example(3, 10, (2, 3, 5))
 @example(0, 16, (5, 3, 2))
 def test_every_level_uses_up_its_rows_before_they_come_again(
@@ -112,19 +100,15 @@ def test_every_level_uses_up_its_rows_before_they_come_again(
 
 
 def test_a_smaller_share_is_a_subset_of_a_larger_one(store: DemonstrationStore) -> None:
-    shares = [
-        set(BatchSampler(store, SftConfig(share=share), seed=8).pools[0].tolist())
-        for share in (0.1, 0.25, 0.5, 1.0)
-    ]
+    samplers = [BatchSampler(store, SftConfig(share=share), seed=8) for share in (0.1, 0.25, 0.5, 1.0)]
+    shares = [set(sampler.pools[0].tolist()) for sampler in samplers]
     assert [len(share) for share in shares] == [6, 15, 30, 60]
     assert all(small < large for small, large in itertools.pairwise(shares))
 
 
 def test_a_row_of_twice_the_weight_is_drawn_twice_as_often(tmp_path: Path) -> None:
     rows = [demonstration(n, weight=3.0 if n < 10 else 0.75) for n in range(50)]
-    draw = BatchSampler(
-        DemonstrationStore.fill(tmp_path / "rows", rows, ["golden"]), SftConfig(batch=10), seed=0
-    )
+    draw = BatchSampler(filled(tmp_path, *rows), SftConfig(batch=10), seed=0)
     drawn = Counter(int(row) for step in range(500) for row in draw.rows(step))
     mean = (10 * 3 + 40 * 0.75) / 50
     for row, times in drawn.items():
@@ -134,9 +118,7 @@ def test_a_row_of_twice_the_weight_is_drawn_twice_as_often(tmp_path: Path) -> No
 
 def test_a_stage_without_demonstrations_is_an_error_before_training(tmp_path: Path) -> None:
     rows = [demonstration(n, level="simple") for n in range(6)]
-    draw = BatchSampler(
-        DemonstrationStore.fill(tmp_path / "rows", rows, ["golden"]), SftConfig(batch=4), seed=0
-    )
+    draw = BatchSampler(filled(tmp_path, *rows), SftConfig(batch=4), seed=0)
     with pytest.raises(BadInput, match="stage simple_medium draws medium"):
         draw.check(SftCurriculumConfig().stages)
 
@@ -148,9 +130,8 @@ def test_learners_get_equally_many_rows_of_about_equally_much_text(
     store: DemonstrationStore, shares: int, each: int, step: int, random: Any
 ) -> None:
     draw = BatchSampler(store, SftConfig(batch=shares * each), seed=3)
-    draw.sizes = np.asarray(
-        [random.choice([1, 5, 40, 600, 7000]) + random.randrange(9) for _ in range(len(store))]
-    )
+    lengths = [random.choice([1, 5, 40, 600, 7000]) + random.randrange(9) for _ in range(len(store))]
+    draw.sizes = np.asarray(lengths)
     rows, parts = draw.rows(step), [draw.share(step, None, share, shares) for share in range(shares)]
     assert {len(part) for part in parts} == {each}
     assert sorted(itertools.chain(*(part.tolist() for part in parts))) == sorted(rows.tolist())

@@ -22,6 +22,7 @@ from pixelis.jobs import sft
 from pixelis.records import Demonstration, Media, StopReason, Trajectory
 
 SIDE = 256
+Row = Callable[..., Demonstration]
 
 
 def settings(family: str = "qwen3_vl", **dialogue: int) -> Config:
@@ -47,7 +48,7 @@ def picture(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def row(picture: Path) -> Callable[..., Demonstration]:
+def row(picture: Path) -> Row:
     def make(*turns: dict) -> Demonstration:
         media = [{"id": "img0", "uri": str(picture)}]
         row = {"id": "q1", "question": "Which digit?", "media": media, "answers": ["7"], "turns": list(turns)}
@@ -72,9 +73,7 @@ def said(player: Player, trajectory: Trajectory) -> list[str]:
     return [player.renderer.tokenizer.decode(run, skip_special_tokens=False) for run in runs]
 
 
-def test_the_crop_shown_is_the_region_of_the_picture_itself(
-    player: Player, row: Callable[..., Demonstration], picture: Path
-) -> None:
+def test_the_crop_shown_is_the_region_of_the_picture_itself(player: Player, row: Row, picture: Path) -> None:
     # A region of 64 x 64 pixels is shown as 64 x 64: not one pixel is made up or moved.
     trajectory, views = player.play(row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"}))
     whole = np.asarray(Image.open(picture))
@@ -85,16 +84,10 @@ def test_the_crop_shown_is_the_region_of_the_picture_itself(
     assert trajectory.observations[0].status == "ok"
 
 
-def test_lengths_of_turns_are_known_without_the_media(
-    player: Player, row: Callable[..., Demonstration], picture: Path
-) -> None:
+def test_lengths_of_turns_are_known_without_the_media(player: Player, row: Row, picture: Path) -> None:
     mistake = {"op": "zoom_in", "box": [0.1, 0.1, 0.9, 0.9], "learn": False}
-    demonstration = row(
-        mistake,
-        zoom([0.25, 0.5, 0.5, 0.75]),
-        zoom([0.0, 0.0, 1.0, 0.5], "obs2"),
-        {"think": "so", "answer": "7"},
-    )
+    thought = {"think": "so", "answer": "7"}
+    demonstration = row(mistake, zoom([0.25, 0.5, 0.5, 0.75]), zoom([0.0, 0.0, 1.0, 0.5], "obs2"), thought)
     trajectory, _ = player.play(demonstration)
     played = [len(turn.tokens) for turn in trajectory.turns if turn.is_policy and turn.learn]
     picture.unlink()
@@ -102,7 +95,7 @@ def test_lengths_of_turns_are_known_without_the_media(
 
 
 def test_training_warns_once_of_turns_that_would_be_cut_off(
-    row: Callable[..., Demonstration], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    row: Row, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long, short = row({"think": "a word " * 50, "answer": "7"}), row({"answer": "7"})
     source = tmp_path / "rows.jsonl"
@@ -119,7 +112,7 @@ def test_training_warns_once_of_turns_that_would_be_cut_off(
 
 
 @pytest.mark.parametrize("family", tiny_policy.FAMILIES)
-def test_boxes_with_equal_tokens_show_the_same_view(family: str, row: Callable[..., Demonstration]) -> None:
+def test_boxes_with_equal_tokens_show_the_same_view(family: str, row: Row) -> None:
     """What the numbers of a call leave out of a box cannot show anything to a policy."""
     player = Player(settings(family), str(tiny_policy.folder(family)))
     boxes = ([0.25, 0.25, 0.75, 0.75], [0.2503, 0.2503, 0.7503, 0.7503])
@@ -130,14 +123,11 @@ def test_boxes_with_equal_tokens_show_the_same_view(family: str, row: Callable[.
 
 
 @pytest.mark.parametrize("family", tiny_policy.FAMILIES)
-def test_the_loss_covers_what_the_assistant_says_and_nothing_else(
-    family: str, row: Callable[..., Demonstration]
-) -> None:
+def test_the_loss_covers_what_the_assistant_says_and_nothing_else(family: str, row: Row) -> None:
     config = settings(family)
     player = Player(config, config.policy.model)
-    trajectory, views = player.play(
-        row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7", "think": "it is clear"})
-    )
+    answer = {"answer": "7", "think": "it is clear"}
+    trajectory, views = player.play(row(zoom([0.25, 0.5, 0.5, 0.75]), answer))
     first, last = said(player, trajectory)
     assert first.startswith("<think>look closer</think>")
     assert '"name":"zoom_in"' in first.replace(" ", "")
@@ -152,24 +142,15 @@ def test_the_loss_covers_what_the_assistant_says_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "First <video> then <image>. Same?",
-        "<video>\n<image>\nSame?",
-        "Is <image> in <video>?",
-        "<image>Look at <video>.",
-    ],
+    "text", ["First <video> then <image>. Same?", "<video>\n<image>\nSame?", "Is <image> in <video>?"]
 )
 def test_media_are_shown_where_the_text_marks_them(player: Player, picture: Path, text: str) -> None:
     frames = [str(picture.with_name(f"{i}.png")) for i in range(2)]
     for i, path in enumerate(frames):
         Image.new("RGB", (64, 64), (0, 100 * i, 255)).save(path)
     media = [{"id": "img0", "uri": str(picture)}, {"id": "vid0", "kind": "video", "frames": frames}]
-    later = {
-        "id": "q",
-        "question": "And now?",
-        "history": [{"question": text, "answer": "no", "media": ["img0", "vid0"]}],
-    }
+    history = [{"question": text, "answer": "no", "media": ["img0", "vid0"]}]
+    later = {"id": "q", "question": "And now?", "history": history}
     earlier = {"id": "img1", "uri": frames[0]}
     for row in ({"id": "q", "question": text, "media": media}, {**later, "media": [earlier, *media]}):
         trajectory, views = player.play(Demonstration.model_validate({**row, "turns": [{"answer": "no"}]}))
@@ -181,9 +162,8 @@ def test_media_are_shown_where_the_text_marks_them(player: Player, picture: Path
         assert order[:3] == (["vid0", "vid0", "img0"] if clip_first else ["img0", "vid0", "vid0"])
         assert [view.shape[:2] for view in views] == [image.view_size[::-1] for image in trajectory.images]
         runs = prompt.replace("<|image_pad|>", "").split("<|vision_start|><|vision_end|>")
-        assert runs[clip_first * 2 + 1].startswith(text.partition("<image>")[2].partition("<video>")[0]), (
-            "the text after the picture"
-        )
+        after_the_picture = text.partition("<image>")[2].partition("<video>")[0]
+        assert runs[clip_first * 2 + 1].startswith(after_the_picture)
 
 
 @pytest.mark.parametrize(
@@ -198,16 +178,14 @@ def test_media_are_shown_where_the_text_marks_them(player: Player, picture: Path
     ],
 )
 def test_a_demonstration_whose_operation_is_refused_is_a_data_failure(
-    player: Player, row: Callable[..., Demonstration], turn: dict, code: str
+    player: Player, row: Row, turn: dict, code: str
 ) -> None:
     with pytest.raises(DataFailure) as caught:
         player.play(row(turn, {"answer": "7"}))
     assert caught.value.code == code
 
 
-def test_a_mistake_stays_in_the_context_and_out_of_the_loss(
-    player: Player, row: Callable[..., Demonstration]
-) -> None:
+def test_a_mistake_stays_in_the_context_and_out_of_the_loss(player: Player, row: Row) -> None:
     slip = {**zoom([1.2, 0.1, 1.4, 0.3]), "learn": False}
     wrong = {**zoom([0.0, 0.0, 0.25, 0.25]), "learn": False}
     trajectory, views = player.play(row(slip, wrong, zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"}))
@@ -220,30 +198,18 @@ def test_a_mistake_stays_in_the_context_and_out_of_the_loss(
     assert learnt[1].startswith("<answer>7")
 
 
-def test_the_stream_yields_the_played_demonstrations(
-    row: Callable[..., Demonstration], tmp_path: Path
-) -> None:
+def test_the_stream_yields_the_played_demonstrations(row: Row, tmp_path: Path) -> None:
     store = tmp_path / "shelf"
-    config = parse(
-        {
-            **settings().model_dump(),
-            "sft": {"batch": 3, "weights": {"think": 0.5}},
-            "data": {"demonstrations": "cards:"},
-        }
-    )
-    missing = row({"answer": "5"}).model_copy(
-        update={"id": "q3", "media": [Media(id="img0", uri=str(tmp_path / "none.png"))]}
-    )
-    rows = [
-        row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"}),
-        row({"answer": "3"}).model_copy(update={"id": "q2"}),
-        missing,
-    ]
+    own = {"sft": {"batch": 3, "weights": {"think": 0.5}}, "data": {"demonstrations": "cards:"}}
+    config = parse({**settings().model_dump(), **own})
+    lost = {"id": "q3", "media": [Media(id="img0", uri=str(tmp_path / "none.png"))]}
+    second = row({"answer": "3"}).model_copy(update={"id": "q2"})
+    missing = row({"answer": "5"}).model_copy(update=lost)
+    rows = [row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"}), second, missing]
     DemonstrationStore.fill(store, rows, ["golden"])
     prepare = Prepare(config, config.policy.model, str(store))
-    columns = {
-        name: np.asarray(values, dtype=object) for name, values in prepare({"id": np.asarray([0])}).items()
-    }
+    prepared = prepare({"id": np.asarray([0])}).items()
+    columns = {name: np.asarray(values, dtype=object) for name, values in prepared}
     bad = BadRow(*json.loads(columns["error"][2]))
     assert (bad.code, bad.id) == ("image_not_found", "q3")
     samples = samples_of(columns)
@@ -259,9 +225,7 @@ def test_the_stream_yields_the_played_demonstrations(
             np.testing.assert_array_equal(seen, view)
 
 
-def test_the_held_out_loss_is_of_kinds_that_are_learnt(
-    row: Callable[..., Demonstration], tmp_path: Path
-) -> None:
+def test_the_held_out_loss_is_of_kinds_that_are_learnt(row: Row, tmp_path: Path) -> None:
     kinds = ("trap_logical", "golden", "outcome_negative", "golden", "golden")
     rows = [
         row({"answer": "7"}).model_copy(update={"id": f"q{n}", "kind": kind}) for n, kind in enumerate(kinds)

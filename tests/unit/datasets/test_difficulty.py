@@ -39,11 +39,8 @@ def test_errors_add_up():
     same = [zoom(1), zoom(1), zoom(1), Step(answer="7")]
     # One triple, one place twice
     assert difficulty.components(demonstration(turns=same))["errors"] == pytest.approx(0.2 + 0.2)
-    four = [zoom(i) for i in range(4)]
-    # Two triples
-    assert difficulty.components(demonstration(turns=[*four, Step(answer="7")]))["errors"] == pytest.approx(
-        0.4
-    )
+    four = [*(zoom(i) for i in range(4)), Step(answer="7")]
+    assert difficulty.components(demonstration(turns=four))["errors"] == pytest.approx(0.4), "two triples"
     corrected = demonstration(kind="self_correction")
     assert difficulty.components(corrected)["errors"] == pytest.approx(0.3 + 0.15)
     for kind, value in (("trap_perceptual", 0.2), ("trap_logical", 0.25), ("outcome_negative", 0.1)):
@@ -93,11 +90,9 @@ def test_outliers_are_beyond_one_and_a_half_quartile_ranges():
 
 def test_a_set_is_graded():
     rows = [demonstration(f"d{i}", zooms=2 + i % 3) for i in range(30)]
-    grades = difficulty.grade(rows)
     kept = [
         d.model_copy(update={"difficulty": score, "level": level})
-        for d, (score, level) in zip(rows, grades, strict=True)
-        if level is not None
+        for d, (score, level) in zip(rows, difficulty.grade(rows), strict=True)
     ]
     statistics = difficulty.statistics(kept)
     assert [statistics[level]["count"] for level in difficulty.LEVELS] == [10, 10, 10]

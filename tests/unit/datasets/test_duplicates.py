@@ -30,10 +30,9 @@ def image(path: Path) -> Media:
 
 def test_the_content_hash_ignores_ids_weights_and_observations():
     one = demonstration("a")
-    assert duplicates.content_hash(one, ["p"]) == duplicates.content_hash(
-        one.model_copy(update={"id": "b", "quality": 0.3, "question": " which DIGIT is in the red  frame?"}),
-        ["p"],
-    )
+    changes = {"id": "b", "quality": 0.3, "question": " which DIGIT is in the red  frame?"}
+    same = one.model_copy(update=changes)
+    assert duplicates.content_hash(one, ["p"]) == duplicates.content_hash(same, ["p"])
     others = [
         (demonstration("a"), ["q"]),
         (demonstration("a", zooms=1), ["p"]),
@@ -50,15 +49,12 @@ def test_near_duplicates_share_kind_answer_pictures_and_words():
     def said(name: str, words: str, **fields):
         return demonstration(name, turns=[zoom(think=words), Step(think="It is 7", answer="7")], **fields)
 
-    long = (
-        "I should look closer at the small red frame in the lower left corner because the digit in it is tiny"
-    )
+    long = "I should look closer at the small red frame in the lower left corner: the digit in it is tiny"
+    other = "Something else altogether: walls, windows, and a door beside the car in front of the house"
     rows = [
         said("a", long),
         said("b", long + " indeed"),
-        said(
-            "c", "Something else altogether: walls, windows, and a door beside the car in front of the house"
-        ),
+        said("c", other),
         said("d", long, kind="self_correction"),
         said("e", long),
         said("f", long, question="How many windows has the blue house behind the tall trees on the hill?"),
@@ -66,12 +62,6 @@ def test_near_duplicates_share_kind_answer_pictures_and_words():
     pictures = [("p",)] * 4 + [("q",), ("p",)]
     assert duplicates.near(rows, pictures, 0.9) == {1: 0}
     assert duplicates.near(rows, pictures, 1.0) == {}
-
-
-def test_of_a_hundred_copies_one_stays():
-    rows = [demonstration(f"d{i}") for i in range(600)]  # more than one chunk
-    dropped = duplicates.near(rows, [("p",)] * 600, 0.95)
-    assert dropped == dict.fromkeys(range(1, 600), 0)
 
 
 WORDS = st.lists(
@@ -114,10 +104,8 @@ def test_perceptual_hashes_survive_scaling_and_saving_and_differ_between_picture
     reopened = MediaHashes(ToolboxConfig(), tmp_path / "kept.jsonl")
     assert reopened.perceptual_hash(image(tmp_path / "a.png")) == hashes[0]
     Image.fromarray(second).save(tmp_path / "a.png")  # a changed file is another picture
-    assert (
-        MediaHashes(ToolboxConfig(), tmp_path / "kept.jsonl").perceptual_hash(image(tmp_path / "a.png"))
-        == hashes[2]
-    )
+    changed = MediaHashes(ToolboxConfig(), tmp_path / "kept.jsonl")
+    assert changed.perceptual_hash(image(tmp_path / "a.png")) == hashes[2]
 
 
 def test_missing_pictures_have_an_error_code(tmp_path: Path):

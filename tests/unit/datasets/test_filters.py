@@ -47,17 +47,13 @@ def test_an_unscored_episode_is_not_a_zero():
 )
 def test_questions_without_perception_utility_are_dropped(looking: list, glance: list, cause: str | None):
     rows = [("q", True, float(v)) for v in looking] + [("q", False, float(v)) for v in glance]
-    assert (
-        filters.drop_cause(filters.group_outcomes(rows)["q"], PassRateConfig(episodes=4, utility=True))
-        == cause
-    )
+    settings = PassRateConfig(episodes=4, utility=True)
+    assert filters.drop_cause(filters.group_outcomes(rows)["q"], settings) == cause
 
 
 def test_evaluation_questions_are_found_by_text_and_picture():
-    held_out = [
-        Question(id="e1", question="Which digit is in the red frame?"),
-        Question(id="e2", question="How many?"),
-    ]
+    asked = {"e1": "Which digit is in the red frame?", "e2": "How many?"}
+    held_out = [Question(id=name, question=text) for name, text in asked.items()]
     held_pictures = {"e1": ["p1"], "e2": ["p2", "p3"]}
     ours = [
         demonstration("same", question="which digit  is in the RED frame?"),
@@ -70,9 +66,8 @@ def test_evaluation_questions_are_found_by_text_and_picture():
     assert hits == {"same": "e1", "two": "e2"}
     stricter = filters.leaks(ours, pictures, held_out, held_pictures, "picture")
     assert set(stricter) == {"same", "other question", "two"}
-    with pytest.raises(
-        DataFailure, match="2 of the questions are evaluation questions: same = e1, two = e2"
-    ) as caught:
+    message = "2 of the questions are evaluation questions: same = e1, two = e2"
+    with pytest.raises(DataFailure, match=message) as caught:
         filters.refuse(hits)
     assert caught.value.code == "held_out"
     filters.refuse({})

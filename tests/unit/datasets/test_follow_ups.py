@@ -56,11 +56,8 @@ def samples(folder) -> list[Demonstration]:
 
 @pytest.mark.slow
 def test_the_earlier_exchange_and_the_answer_are_right(samples):
-    assert {sample.provenance.method.partition("/")[2] for sample in samples} >= {
-        "another_digit",
-        "text_beside",
-        "thing_beside",
-    }
+    forms = {sample.provenance.method.partition("/")[2] for sample in samples}
+    assert forms >= {"another_digit", "text_beside", "thing_beside"}
     for sample in samples:
         assert sample.task == "follow_up"
         (earlier,) = sample.history
@@ -77,9 +74,8 @@ def test_the_earlier_exchange_and_the_answer_are_right(samples):
 
 @pytest.mark.slow
 def test_playing_a_conversation_shows_its_history_and_the_same_observations(samples):
-    config = Config(
-        dialogue=DialogueConfig(max_context=50_000, system="none"), learner=LearnerConfig(row_tokens=50_000)
-    )
+    dialogue = DialogueConfig(max_context=50_000, system="none")
+    config = Config(dialogue=dialogue, learner=LearnerConfig(row_tokens=50_000))
     player = Player(config, NANO)
     for sample in samples[:3]:
         trajectory, _ = player.play(sample)
@@ -117,7 +113,7 @@ def test_terse_follow_ups_are_in_the_words_of_the_embedded_model(folder):
         assert letters <= {"a", "I"}
 
 
-boxes = st.tuples(st.integers(0, 80), st.integers(0, 80), st.integers(5, 20), st.integers(5, 20)).map(
+boxes = st.tuples(*[st.integers(0, 80)] * 2, *[st.integers(5, 20)] * 2).map(
     lambda v: (v[0] / 100, v[1] / 100, (v[0] + v[2]) / 100, (v[1] + v[3]) / 100)
 )
 
@@ -135,15 +131,12 @@ def test_neighbours_are_unambiguous_and_change_sides_in_a_mirror(box, others):
     near = [abs(a - b) < 1e-9 for o in others for a in (o[0], o[2]) for b in (box[0], box[2])]
     if not any(near):
         again = geometry.neighbours(mirrored[0], mirrored[1:], 640, 480)
-        assert {opposite[side]: others[index] for side, index in again.items()} == {
-            s: others[i] for s, i in found.items()
-        }
+        mirrored_back = {opposite[side]: others[index] for side, index in again.items()}
+        assert mirrored_back == {side: others[index] for side, index in found.items()}
 
 
 def test_of_two_things_at_one_side_neither_is_next_unless_it_is_clearly_nearer():
-    middle = (0.4, 0.4, 0.5, 0.5)
-    right = (0.6, 0.4, 0.7, 0.5)
-    farther = (0.9, 0.4, 1.0, 0.5)
+    middle, right, farther = (0.4, 0.4, 0.5, 0.5), (0.6, 0.4, 0.7, 0.5), (0.9, 0.4, 1.0, 0.5)
     diagonal = (0.6, 0.5, 0.7, 0.6)
     assert geometry.neighbours(middle, [farther, right], 100, 100) == {"right": 1}
     assert geometry.neighbours(middle, [right, diagonal], 100, 100) == {}
@@ -151,9 +144,8 @@ def test_of_two_things_at_one_side_neither_is_next_unless_it_is_clearly_nearer()
 
 
 def test_no_follow_up_where_things_may_be_missing_from_the_annotations(folder):
-    question = next(
-        q for q in packaged.read("packaged:shapes?count=30", folder) if len(q.annotations.regions) == 9
-    )
+    boards = packaged.read("packaged:shapes?count=30", folder)
+    question = next(board for board in boards if len(board.annotations.regions) == 9)
     partial = question.model_copy(update={"meta": {"dropped": 3}})
     with pytest.raises(DataFailure) as failure:
         TASKS["follow_up"].forms["colour_beside"](sample_of(partial, 0))

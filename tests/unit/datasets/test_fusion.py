@@ -13,29 +13,17 @@ from refined import demonstration
 from pixelis.config.refinement import RecipeConfig, RftRecipeConfig, SftRecipeConfig
 from pixelis.datasets.refinement import fusion
 from pixelis.datasets.refinement.actions import WRONG_KINDS, category, kind_group
-from pixelis.records import Question
+from pixelis.records import Demonstration, Question
 
-TASK_OF = {
-    "geometric": "geometric_comparison",
-    "ocr": "text_extraction",
-    "spatio_temporal": "temporal_tracking",
-    "zoom": "detail_perception",
-    "select": "frame_selection",
-    "vqa": "object_counting",
-}
+TASK_OF = {"geometric": "geometric_comparison", "ocr": "text_extraction", "zoom": "detail_perception"}
+TASK_OF |= {"spatio_temporal": "temporal_tracking", "select": "frame_selection", "vqa": "object_counting"}
 KINDS = ("golden", "outcome_negative", "trap_perceptual", "trap_logical", "self_correction")
 
 
-def pile(group: str, kind: str, count: int, start: int = 0):
-    return [
-        demonstration(
-            f"{group}-{kind}-{i}",
-            task=TASK_OF[group],
-            kind=kind,
-            question=f"Which digit is in frame {group} {i}?",
-        )
-        for i in range(start, start + count)
-    ]
+def pile(group: str, kind: str, count: int) -> list[Demonstration]:
+    asked = [f"Which digit is in frame {group} {i}?" for i in range(count)]
+    fields = {"task": TASK_OF[group], "kind": kind}
+    return [demonstration(f"{group}-{kind}-{i}", question=text, **fields) for i, text in enumerate(asked)]
 
 
 @functools.cache
@@ -59,9 +47,8 @@ def test_sft_keeps_its_shares_and_never_takes_a_trap():
 def test_rft_has_its_mix_and_weighs_hard_negatives_and_traps_more():
     questions, fused = fusion.rft(plenty(), RftRecipeConfig(size=360), seed=1)
     kinds = [kind_group(d.kind) for d in fused.demonstrations]
-    assert [kinds.count(k) / 360 for k in ("golden", "trap", "self_correction")] == pytest.approx(
-        [0.5, 0.25, 0.25], abs=0.01
-    )
+    shares = [kinds.count(kind) / 360 for kind in ("golden", "trap", "self_correction")]
+    assert shares == pytest.approx([0.5, 0.25, 0.25], abs=0.01)
     weights = {d.kind: d.weight for d in fused.demonstrations}
     different = 1 + 0.1 * 1 / 2  # one operation in two calls
     assert weights["golden"] == pytest.approx(different)
@@ -115,26 +102,20 @@ def test_higher_weights_are_drawn_first_and_the_seed_decides_the_draw():
     assert 70 <= better <= 97  # weights 1 and .2
 
 
-COUNTS = st.dictionaries(
-    st.tuples(st.sampled_from(sorted(TASK_OF)), st.sampled_from(KINDS)), st.integers(0, 9)
-)
+CELLS = st.tuples(st.sampled_from(sorted(TASK_OF)), st.sampled_from(KINDS))
 
 
 @settings(max_examples=40)
-@given(COUNTS, st.integers(1, 80))
+@given(st.dictionaries(CELLS, st.integers(0, 9)), st.integers(1, 80))
 def test_no_cell_gets_more_than_its_share(counts: dict, size: int):
     rows = [d for (group, kind), n in counts.items() for d in pile(group, kind, n)]
-    for fused in (
-        fusion.sft(rows, SftRecipeConfig(size=size), 0),
-        fusion.rft(rows, RftRecipeConfig(size=size), 0)[1],
-    ):
+    sft = fusion.sft(rows, SftRecipeConfig(size=size), 0)
+    for fused in (sft, fusion.rft(rows, RftRecipeConfig(size=size), 0)[1]):
         assert len({d.id for d in fused.demonstrations}) == len(fused.demonstrations) <= min(size, len(rows))
         assert all(fused.counts[cell] <= fused.targets[cell] for cell in fused.counts)
         assert sum(fused.counts.values()) == len(fused.demonstrations)
         assert sum(fused.targets.values()) <= size
-    assert not any(
-        d.kind in WRONG_KINDS for d in fusion.sft(rows, SftRecipeConfig(size=size), 0).demonstrations
-    )
+    assert not any(d.kind in WRONG_KINDS for d in sft.demonstrations)
 
 
 def test_recipes_that_contradict_themselves():

@@ -29,12 +29,8 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def good_set() -> list[Demonstration]:
     """48 demonstrations: four tasks of 12, every kind, three levels."""
-    return [
-        demonstration(
-            f"d{i}", task=TASKS[i % 4], kind=KINDS[(i // 4) % 5], level=LEVELS[(i // 4) % 3], zooms=2
-        )
-        for i in range(48)
-    ]
+    kinds, levels = [KINDS[(i // 4) % 5] for i in range(48)], [LEVELS[(i // 4) % 3] for i in range(48)]
+    return [demonstration(f"d{i}", task=TASKS[i % 4], kind=kinds[i], level=levels[i]) for i in range(48)]
 
 
 def check_gates(
@@ -89,57 +85,43 @@ def test_one_bad_demonstration_is_named(gate: str, reason: str, fields: dict):
     assert [name for name, g in checked.items() if not g.passed] == [gate]
     assert checked[gate].figure == 1
     assert reason in checked[gate].ids["culprit"]
-    with pytest.raises(
-        DataFailure, match=rf"(?s)gate {gate}: .* is 1, limit 0 \(culprit: .*{reason}"
-    ) as caught:
+    message = rf"(?s)gate {gate}: .* is 1, limit 0 \(culprit: .*{reason}"
+    with pytest.raises(DataFailure, match=message) as caught:
         gates.enforce(checked.values())
     assert caught.value.code == "gate"
 
 
 def test_gates_and_synthesis_agree_on_right_and_wrong():
     """Ten per cent off earns three quarters and is not right; half of the letters right is wrong."""
-    off = {
-        "scorer": "numeric_band",
-        "answers": ["10"],
-        "turns": [zoom(), Step(think="It is 11", answer="11")],
-    }
-    assert 0.5 < SCORE(demonstration("off", **off), "11") < 1
-    assert broken([*good_set(), demonstration("off", **off)]) == ["answers"]
-    trap = {
-        "kind": "trap_logical",
-        "scorer": "cer",
-        "answers": ["ab"],
-        "turns": [zoom(), Step(think="It is ax", answer="ax")],
-    }
-    assert is_wrong(demonstration("trap", **trap), "ax")
-    assert broken([*good_set(), demonstration("trap", **trap)]) == []
+    turns = [zoom(), Step(think="It is 11", answer="11")]
+    off = demonstration("off", scorer="numeric_band", answers=["10"], turns=turns)
+    assert 0.5 < SCORE(off, "11") < 1
+    assert broken([*good_set(), off]) == ["answers"]
+    turns = [zoom(), Step(think="It is ax", answer="ax")]
+    trap = demonstration("trap", kind="trap_logical", scorer="cer", answers=["ab"], turns=turns)
+    assert is_wrong(trap, "ax")
+    assert broken([*good_set(), trap]) == []
 
 
 def test_a_mistake_out_of_the_loss_may_be_an_invalid_call():
     outside = zoom(arguments={"box": [1.1, 0.1, 1.2, 0.4]}, learn=False, observation=FAILED)
-    assert (
-        broken([*good_set(), demonstration("m", kind="self_correction", turns=[outside, zoom(2), ANSWER])])
-        == []
-    )
     pretended = outside.model_copy(update={"observation": seen(1)})
-    assert broken(
-        [*good_set(), demonstration("m", kind="self_correction", turns=[pretended, zoom(2), ANSWER])]
-    ) == ["actions"]
+    for mistake, failed in ((outside, []), (pretended, ["actions"])):
+        correction = demonstration("m", kind="self_correction", turns=[mistake, zoom(2), ANSWER])
+        assert broken([*good_set(), correction]) == failed
 
 
 def test_frames_of_a_clip_are_targets():
-    clip = demonstration(
-        "v", media=[{"id": "vid0", "uri": "a.mp4", "kind": "video"}], turns=[zoom(target="vid0.3"), ANSWER]
-    )
+    media = [{"id": "vid0", "uri": "a.mp4", "kind": "video"}]
+    clip = demonstration("v", media=media, turns=[zoom(target="vid0.3"), ANSWER])
     assert gates.invalid_action(clip, OPERATIONS) is None
     assert gates.invalid_action(demonstration(turns=[zoom(target="img0.3"), ANSWER]), OPERATIONS) is not None
 
 
 def test_the_set_as_a_whole():
     assert broken(good_set()[:39]) == ["per_task", "total"]
-    few = [d for d in good_set() if d.task != TASKS[0]] + [
-        demonstration(f"x{i}", task="rare") for i in range(4)
-    ]
+    few = [d for d in good_set() if d.task != TASKS[0]]
+    few += [demonstration(f"x{i}", task="rare") for i in range(4)]
     assert broken(few) == ["per_task"]  # 12 to 4 is just three times
     assert check_gates(few)["per_task"].ids == {"rare": "4 demonstrations"}
     more = good_set() + [demonstration(f"y{i}", task=TASKS[0]) for i in range(25)]
@@ -149,9 +131,8 @@ def test_the_set_as_a_whole():
     golden = [d for d in good_set() if d.kind != "trap_logical"]
     assert "critical" in broken(golden, GatesConfig(per_task=5))
     assert broken(golden, GatesConfig(per_task=5, sizes=False)) == []
-    uneven = [
-        d.model_copy(update={"level": "hard" if i > 20 else LEVELS[i % 3]}) for i, d in enumerate(good_set())
-    ]
+    levels = ["hard" if i > 20 else LEVELS[i % 3] for i in range(48)]
+    uneven = [d.model_copy(update={"level": level}) for d, level in zip(good_set(), levels, strict=True)]
     assert broken(uneven) == ["level_share"]
     assert set(check_gates(uneven)["level_share"].ids) == {"simple", "medium"}
     by_task = [d.model_copy(update={"level": "hard" if d.task in TASKS[:2] else d.level}) for d in good_set()]
@@ -162,9 +143,8 @@ def test_corrupted_rows_are_at_most_one_in_a_hundred():
     bad = [BadRow("a.jsonl", "7", "turns", "bad_value", "Input should be a list")]
     assert broken(good_set(), rows=100, bad=bad) == []
     assert broken(good_set(), rows=99, bad=bad) == ["corrupted"]
-    assert check_gates(good_set(), rows=99, bad=bad)["corrupted"].ids == {
-        "a.jsonl, row 7": "turns: Input should be a list"
-    }
+    ids = check_gates(good_set(), rows=99, bad=bad)["corrupted"].ids
+    assert ids == {"a.jsonl, row 7": "turns: Input should be a list"}
 
 
 def test_every_failed_gate_is_in_the_error():
@@ -174,9 +154,8 @@ def test_every_failed_gate_is_in_the_error():
 
 def test_replay_executes_calls_again_and_finds_changed_observations():
     executor = Executor(ToolboxConfig(), DialogueConfig())
-    bare = demonstration(
-        "r", turns=[zoom(1, observation=None), zoom(2, target="obs1", observation=None), ANSWER]
-    )
+    calls = zoom(1, observation=None), zoom(2, target="obs1", observation=None)
+    bare = demonstration("r", turns=[*calls, ANSWER])
     complete = with_observations(bare, executor)
     assert isinstance(complete, Demonstration)
     assert [step.observation.id for step in complete.steps if step.observation] == ["obs1", "obs2"]
@@ -186,9 +165,8 @@ def test_replay_executes_calls_again_and_finds_changed_observations():
     gate = gates.replay([complete, forged.model_copy(update={"id": "forged"})], executor, 1.0, 0)
     assert not gate.passed
     assert gate.ids == {"forged": "turn 2: zoom_in returns another data"}
-    lost = complete.model_copy(
-        update={"id": "lost", "media": [complete.media[0].model_copy(update={"uri": "/no/such.png"})]}
-    )
+    media = [complete.media[0].model_copy(update={"uri": "/no/such.png"})]
+    lost = complete.model_copy(update={"id": "lost", "media": media})
     assert "lost" in gates.replay([lost], executor, 1.0, 0).ids
     trap = forged.model_copy(update={"id": "trap", "kind": "trap_perceptual"})
     assert gates.replay([trap], executor, 1.0, 0).passed  # its observation is wrong on purpose

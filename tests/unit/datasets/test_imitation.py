@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,10 +35,24 @@ from pixelis.serve.protocol.errors import parse_body
 
 EXECUTOR = Executor()
 CALL = '<think>I look.</think><tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[280,320,380,420]}}</tool_call>'
-CALL_AGAIN = (
-    '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[100,100,900,900],"target":"obs1"}}</tool_call>'
-)
+CALL_AGAIN = CALL.replace("[280,320,380,420]", '[100,100,900,900],"target":"obs1"')
 RIGHT, WRONG = "<think>It is in the frame.</think><answer>7</answer>", "<think>Hm.</think><answer>4</answer>"
+
+
+def served(answer: str, box: list[float], op: str = "zoom_in", **arguments: object) -> bytes:
+    """What a gateway replies for an episode of one call."""
+    action = Action(op=op, target="vid0" if arguments else "img0", arguments=arguments or {"box": box})
+    turns = [
+        Turn(role="user", text="?"),
+        Turn(role="assistant", text=CALL, action=action),
+        Turn(role="tool", text="obs1 = zoom_in(img0)"),
+        Turn(role="assistant", text=RIGHT),
+    ]
+    played = Trajectory(question_id="q", turns=turns, answer=answer, stop_reason=StopReason.ANSWER)
+    verdict = Verdict(answer=answer, confidence=1.0, strategy="majority")
+    fields = {"model": "nano", "answer": answer, "confidence": 1.0, "policy_version": 3, "seconds": 0.1}
+    reply = AgentReply(verdict=verdict, trajectory=played, remembered="no", **fields)
+    return reply.model_dump_json().encode()
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +61,14 @@ def shown() -> list[Demonstration]:
 
 
 @pytest.fixture
-def imitator(monkeypatch: pytest.MonkeyPatch, shown: list[Demonstration]) -> Iterator[Callable]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    opened: list = []
-
+def imitator(opened: Callable, shown: list[Demonstration]) -> Callable:
     def build(*replies: object, **settings: object) -> tuple[Imitator, ChatServer]:
-        server = ChatServer(*replies)
+        server = opened(ChatServer(*replies))
         values = {"url": server.url, "model": "m", "api_key_env": "", "calls_per_minute": 60000, "tries": 2}
-        values |= settings
-        opened.extend([Imitator(TeacherConfig.model_validate(values), EXECUTOR, shown[1:]), server])
-        return opened[-2], opened[-1]
+        teacher = TeacherConfig.model_validate({**values, **settings})
+        return opened(Imitator(teacher, EXECUTOR, shown[1:])), server
 
-    yield build
-    for one in opened:
-        one.close()
+    return build
 
 
 def test_no_example_gives_the_answer_away(imitator: Callable, shown: list[Demonstration]) -> None:
@@ -92,12 +100,16 @@ def test_an_episode_is_played_with_real_operations(imitator: Callable, shown: li
         ([CALL], "over_turn"),
         (["I would rather not say"], "chat_rejected"),
         ([(500, {"Retry-After": "0"})], "chat_error"),
+        ([served("4", [0.28, 0.32, 0.38, 0.42])], "wrong_answer"),
+        ([served("7", [0.5, 0.5, 0.5, 0.9])], "bad_box"),
+        ([b'{"answer": "7"}'], "chat_garbage"),
     ],
 )
 def test_wrong_episodes_are_dropped_with_their_code(
     imitator: Callable, shown: list[Demonstration], replies: list, code: str
 ) -> None:
-    one, _ = imitator(*replies, max_turns=3)
+    plays = "gateway" if isinstance(replies[0], bytes) else "turns"
+    one, _ = imitator(*replies, max_turns=3, plays=plays)
     with pytest.raises(DataFailure) as error:
         one.play(shown[0])
     assert error.value.code == code
@@ -106,22 +118,6 @@ def test_wrong_episodes_are_dropped_with_their_code(
 def test_imitation_without_demonstrations_is_an_error() -> None:
     with pytest.raises(BadConfig, match="demonstrations to imitate"):
         Imitator(TeacherConfig(url="http://127.0.0.1:1", model="m", api_key_env=""), EXECUTOR, [])
-
-
-def served(answer: str, box: list[float], op: str = "zoom_in", **arguments: object) -> bytes:
-    """What a gateway replies for an episode of one call."""
-    action = Action(op=op, target="vid0" if arguments else "img0", arguments=arguments or {"box": box})
-    turns = [
-        Turn(role="user", text="?"),
-        Turn(role="assistant", text=CALL, action=action),
-        Turn(role="tool", text="obs1 = zoom_in(img0)"),
-        Turn(role="assistant", text=RIGHT),
-    ]
-    played = Trajectory(question_id="q", turns=turns, answer=answer, stop_reason=StopReason.ANSWER)
-    verdict = Verdict(answer=answer, confidence=1.0, strategy="majority")
-    fields = {"model": "nano", "answer": answer, "confidence": 1.0, "policy_version": 3, "seconds": 0.1}
-    reply = AgentReply(verdict=verdict, trajectory=played, remembered="no", **fields)
-    return reply.model_dump_json().encode()
 
 
 def test_a_policy_behind_a_gateway_plays_episodes(imitator: Callable, shown: list[Demonstration]) -> None:
@@ -157,28 +153,9 @@ def test_a_gateway_gets_the_clip_and_the_conversation(imitator: Callable, follow
     assert conversation.question == follow_up.question
     assert conversation.history == follow_up.history
     (url,) = request["history"][0]["video"]
-    assert (
-        base64.b64decode(url.removeprefix("data:video/mp4;base64,"))
-        == Path(follow_up.media[0].uri).read_bytes()
-    )
+    clip = base64.b64decode(url.removeprefix("data:video/mp4;base64,"))
+    assert clip == Path(follow_up.media[0].uri).read_bytes()
     assert request["image"] == request["video"] == []
-
-
-@pytest.mark.parametrize(
-    ("reply", "code"),
-    [
-        (served("4", [0.28, 0.32, 0.38, 0.42]), "wrong_answer"),
-        (served("7", [0.5, 0.5, 0.5, 0.9]), "bad_box"),
-        (b'{"answer": "7"}', "chat_garbage"),
-    ],
-)
-def test_episodes_of_a_gateway_are_filtered_too(
-    imitator: Callable, shown: list[Demonstration], reply: bytes, code: str
-) -> None:
-    one, _ = imitator(reply, plays="gateway", tries=1)
-    with pytest.raises(DataFailure) as error:
-        one.play(shown[0])
-    assert error.value.code == code
 
 
 def ask(*replies: str, **fields: object) -> Question:
@@ -191,9 +168,8 @@ GOOD = "<think>There are two on the left and one on the right.</think>\n<answer>
 
 def test_a_right_reply_becomes_a_demonstration() -> None:
     sample = Distiller(TeacherConfig()).distil(ask(WRONG, GOOD), draw=1)
-    assert [(turn.think, turn.answer) for turn in sample.turns] == [
-        ("There are two on the left and one on the right.", "3")
-    ]
+    (turn,) = sample.turns
+    assert (turn.think, turn.answer) == ("There are two on the left and one on the right.", "3")
     assert sample.meta == {}
     assert sample.provenance.method == "distillation"
 
@@ -216,23 +192,20 @@ def test_other_replies_are_dropped_with_their_cause(reply: str, code: str) -> No
     assert error.value.code == code
 
 
-def test_requests_contain_the_annotations_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    server = ChatServer(GOOD)
+def test_requests_contain_the_annotations_as_text(opened: Callable) -> None:
+    server = opened(ChatServer(GOOD))
     regions = [
         Region(id="a", label="cube", box=(0.1, 0.2, 0.3, 0.4), attributes={"colour": "red"}),
         Region(id="b", label="ball", box=(0.5, 0.2, 0.7, 0.4)),
     ]
-    annotations = Annotations(
-        regions=regions, relations=[Relation(subject="a", predicate="left of", object="b")]
-    )
-    one = Distiller(TeacherConfig(url=server.url, model="r", api_key_env="", calls_per_minute=60000))
+    relation = Relation(subject="a", predicate="left of", object="b")
+    annotations = Annotations(regions=regions, relations=[relation])
+    teacher = TeacherConfig(url=server.url, model="r", api_key_env="", calls_per_minute=60000)
+    one = opened(Distiller(teacher))
     sample = one.distil(ask(meta={}, annotations=annotations))
     assert sample.provenance.writer == "r"
     assert "- cube at [100, 200, 300, 400], colour red" in server.requests[0]["messages"][1]["content"]
     assert "- cube left of ball" in describe_annotations(annotations)
-    one.close()
-    server.close()
 
 
 def test_rows_without_replies_need_a_model() -> None:

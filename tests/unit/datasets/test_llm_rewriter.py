@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from chat_server import ChatServer
@@ -14,20 +13,17 @@ from pixelis.datasets.synthesis.llm_rewriter import UNCHANGED, LlmRewriter, read
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.records import Demonstration, Observation, Provenance, Step
 
+SEEN = Observation(status="ok", id="obs1", text="shows 100,200,300,400 of img0")
+LOOKED = {"op": "zoom_in", "target": "img0", "arguments": {"box": [0.1, 0.2, 0.3, 0.4]}, "observation": SEEN}
+READ = {"op": "read_text", "target": "obs1", "observation": Observation(status="ok", id="obs2", text="7")}
 MADE = Demonstration(
     id="d",
     question="Which digit is in the red frame?",
     answers=["7"],
     provenance=Provenance(source="s", original_id="o", method="templates"),
     turns=[
-        Step(
-            think="I look at the frame.",
-            op="zoom_in",
-            target="img0",
-            arguments={"box": [0.1, 0.2, 0.3, 0.4]},
-            observation=Observation(status="ok", id="obs1", text="shows 100,200,300,400 of img0"),
-        ),
-        Step(op="read_text", target="obs1", observation=Observation(status="ok", id="obs2", text="7")),
+        Step(think="I look at the frame.", **LOOKED),
+        Step(**READ),
         Step(think="The text in obs2 settles it.", answer="7"),
     ],
 )
@@ -39,21 +35,13 @@ def said(*thoughts: str) -> str:
 
 
 @pytest.fixture
-def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[LlmRewriter, ChatServer]]]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    opened: list = []
-
-    def build(
-        *replies: object, cache: Path | None = None, **settings: object
-    ) -> tuple[LlmRewriter, ChatServer]:
-        server = ChatServer(*replies)
+def writer(opened: Callable) -> Callable[..., tuple[LlmRewriter, ChatServer]]:
+    def build(*replies: object, **settings: object) -> tuple[LlmRewriter, ChatServer]:
+        server = opened(ChatServer(*replies))
         values = {"url": server.url, "model": "m", "api_key_env": "", "calls_per_minute": 60000, **settings}
-        opened.extend([LlmRewriter(WriterConfig.model_validate(values), cache), server])
-        return opened[-2], opened[-1]
+        return opened(LlmRewriter(WriterConfig.model_validate(values), None)), server
 
-    yield build
-    for rewriter in opened:
-        rewriter.close()
+    return build
 
 
 def test_only_thoughts_change(writer: Callable) -> None:
@@ -70,38 +58,32 @@ def test_only_thoughts_change(writer: Callable) -> None:
 
 
 @pytest.mark.parametrize(
-    ("thoughts", "reason"),
+    ("reply", "reason"),
     [
-        (["It is the 7 I can guess.", GOOD[1]], "reveals the answer"),
-        (["I will see obs1 soon, no doubt.", GOOD[1]], "before it exists"),
-        ([GOOD[0]], "1 thoughts for 2"),
-        ([GOOD[0], GOOD[1], "more of them"], "3 thoughts for 2"),
-        (["short", GOOD[1]], "characters"),
-        (["long " * 200, GOOD[1]], "characters"),
-        (["Now </think> I cheat", GOOD[1]], "tags"),
-        (["About 42 of them stand there.", GOOD[1]], "the unknown number"),
+        (said("It is the 7 I can guess.", GOOD[1]), "reveals the answer"),
+        (said("I will see obs1 soon, no doubt.", GOOD[1]), "before it exists"),
+        (said(GOOD[0]), "1 thoughts for 2"),
+        (said("short", GOOD[1]), "characters"),
+        (said("long " * 200, GOOD[1]), "characters"),
+        (said("Now </think> I cheat", GOOD[1]), "tags"),
+        (said("About 42 of them stand there.", GOOD[1]), "the unknown number"),
+        ("no json", "JSON"),
+        ("[1]", "reply|object"),
+        (said("x").replace("thoughts", "turns"), "reply|object"),
+        ('{"thoughts": [1, 2]}', "reply|object"),
     ],
 )
-def test_errors_in_a_thought_are_named(thoughts: list[str], reason: str) -> None:
+def test_errors_in_a_reply_are_named(reply: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        read_thoughts(said(*thoughts), MADE)
+        read_thoughts(reply, MADE)
 
 
 def test_a_last_thought_that_is_the_answer_is_refused() -> None:
-    sample = MADE.model_copy(
-        update={"turns": [MADE.turns[2].model_copy(update={"answer": "a large brown dog"})]}
-    )
+    last = MADE.turns[2].model_copy(update={"answer": "a large brown dog"})
+    sample = MADE.model_copy(update={"turns": [last]})
     with pytest.raises(ValueError, match="repeats the answer"):
         read_thoughts(said("A large brown dog"), sample)
     assert read_thoughts(said("The animal in front is large and brown"), sample)
-
-
-@pytest.mark.parametrize(
-    "reply", ["no json", "[1]", said("x").replace("thoughts", "turns"), '{"thoughts": [1, 2]}']
-)
-def test_a_reply_without_a_list_of_thoughts_is_refused(reply: str) -> None:
-    with pytest.raises(ValueError, match=r"reply|JSON|object"):
-        read_thoughts(reply, MADE)
 
 
 def test_after_all_tries_the_template_stays_and_the_provenance_says_so(writer: Callable) -> None:

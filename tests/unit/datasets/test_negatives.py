@@ -83,8 +83,8 @@ def test_every_wrong_answer_is_rejected_by_the_scorer(scorer: str, answer: str) 
     question = ask("?", answer, scorer)
     if scorer == "count" and not answer.strip().isdecimal():
         return
-    others = [other for other, _ in alternatives(question, answer, np.random.default_rng(0))]
-    if not any(is_wrong(question, other) for other in others):
+    rng = np.random.default_rng(0)
+    if not any(is_wrong(question, other) for other, _ in alternatives(question, answer, rng)):
         with pytest.raises(DataFailure, match="no wrong answer"):
             wrong_answer(question, answer, np.random.default_rng(0))
         return
@@ -155,16 +155,16 @@ def test_counting_one_more_thing_is_a_perceptual_trap() -> None:
         Region(id=str(i), label="plate", box=(0.1 + 0.2 * i, 0.1, 0.2 + 0.2 * i, 0.2)) for i in range(3)
     ]
     update = {"question": "How many?", "answers": ["2"], "scorer": "count"}
-    session = EXECUTOR.open(row.model_copy(update=update | {"annotations": Annotations(regions=regions)}))
+    annotated = row.model_copy(update=update | {"annotations": Annotations(regions=regions)})
+    session = EXECUTOR.open(annotated)
     for region in regions[:2]:
         session.call("One.", "segment_object_at", box=region.box)
     session.answer("Two of them.", "2")
     wrong = make_negative("trap_perceptual", session.demonstration(), session, np.random.default_rng(0))
     assert wrong.final == "3"
     assert [step.op for step in wrong.steps] == ["segment_object_at"] * 3
-    measured = session.demonstration(
-        question="How many times larger is it?", answers=["2.00"], scorer="numeric_band"
-    )
+    ratio = {"question": "How many times larger is it?", "answers": ["2.00"], "scorer": "numeric_band"}
+    measured = session.demonstration(**ratio)
     measured.turns[-1] = measured.turns[-1].model_copy(update={"answer": "2.00"})
     with pytest.raises(DataFailure) as failure:  # one of two things measured, not two things counted
         make_negative("trap_perceptual", measured, session, np.random.default_rng(0))
@@ -180,8 +180,7 @@ def test_other_frames_show_another_event(tmp_path: Path) -> None:
     session = EXECUTOR.open(question)
     session.call("Early.", "select_frames", frames=[0, 1])
     session.answer("He waves.", "a man waves")
-    result = {
-        make_negative("trap_perceptual", session.demonstration(), session, np.random.default_rng(s)).final
-        for s in (0, 2)
-    }
-    assert result == {"a man sits"}
+    golden = session.demonstration()
+    for seed in (0, 2):
+        wrong = make_negative("trap_perceptual", golden, session, np.random.default_rng(seed))
+        assert wrong.final == "a man sits"

@@ -51,11 +51,8 @@ def failure_of(task: str, question: Question, form: str) -> str:
 
 def play(*samples: Demonstration) -> None:
     """Playing gives the observations of the demonstrations: every call was executed as it is written."""
-    config = Config(
-        dialogue=DialogueConfig(max_context=50_000, system="none"),
-        learner=LearnerConfig(row_tokens=50_000),
-        toolbox=TOOLBOX,
-    )
+    dialogue, learner = DialogueConfig(max_context=50_000, system="none"), LearnerConfig(row_tokens=50_000)
+    config = Config(dialogue=dialogue, learner=learner, toolbox=TOOLBOX)
     player = Player(config, NANO)
     for sample in samples:
         trajectory, _ = player.play(sample)
@@ -206,9 +203,8 @@ def test_every_thing_of_a_kind_is_marked_and_counted(board):
     play(sample)
     marks = [mark["box"] for mark in last_data(sample)["boxes"]]
     assert len(marks) == int(sample.final) == int(sample.answers[0])
-    regions = [
-        r for r in sample.annotations.regions if any(np.allclose(r.box, mark, atol=0.002) for mark in marks)
-    ]
+    notes = sample.annotations.regions
+    regions = [r for r in notes if any(np.allclose(r.box, mark, atol=0.002) for mark in marks)]
     assert len(regions) == len(marks)
     assert len({r.label for r in regions}) == 1
     trap = trap_of(sample)
@@ -228,9 +224,8 @@ def test_pictures_are_compared_and_the_changed_place_is_named(folder):
             assert failure_of("picture_comparison", question, "difference") == "unsuitable"
             continue
         place = make("picture_comparison", question, "difference")
-        first, second = (
-            [r for r in question.annotations.regions if r.media == name] for name in ("img0", "img1")
-        )
+        notes = question.annotations.regions
+        first, second = ([r for r in notes if r.media == name] for name in ("img0", "img1"))
         (changed,) = [a for a, b in zip(first, second, strict=True) if a.attributes != b.attributes]
         x0, y0, x1, y1 = boxes[0]
         assert changed.box[0] - 0.03 <= x0 < x1 <= changed.box[2] + 0.03
@@ -250,9 +245,8 @@ def test_a_search_finds_the_moment(folder):
     assert float(found.final) == pytest.approx(last_data(found)["moments"][0]["time"], abs=0.01)
     assert float(found.final) == pytest.approx(cut.annotations.events[0].start, rel=0.05)
     moving = make("moment_search", motion, "motion")
-    low, high = (
-        float(v) for v in moving.meta["options"]["ABCD".index(moving.final)].removesuffix(" s").split(" to ")
-    )
+    chosen = moving.meta["options"]["ABCD".index(moving.final)]
+    low, high = (float(v) for v in chosen.removesuffix(" s").split(" to "))
     assert low - 0.05 <= last_data(moving)["moments"][0]["time"] <= high + 0.05
     play(found, moving)
     for question, span, code in ((cut, (2.4, 2.88), "measure_differs"), (motion, (2.5, 2.8), "not_shown")):
@@ -295,9 +289,8 @@ class Detector:
 
 
 def test_what_a_detector_finds_is_counted_only_if_it_is_what_is_annotated(board, monkeypatch):
-    toolbox = TOOLBOX.model_copy(
-        update={"operations": [*TOOLBOX.operations, "find"], "detector": "checkpoint"}
-    )
+    more = {"operations": [*TOOLBOX.operations, "find"], "detector": "checkpoint"}
+    toolbox = TOOLBOX.model_copy(update=more)
     groups = _groups(Sample(board, np.random.default_rng(0), EXECUTOR, "full", "found_counting", "found"))
 
     def count(change) -> Demonstration:

@@ -29,6 +29,11 @@ def read(name: str, folder, count: int = 4, **options) -> list[Question]:
     return list(packaged.read(f"packaged:{name}?{query}", folder))
 
 
+def pixels(box, picture: np.ndarray) -> list[int]:
+    height, width = picture.shape[:2]
+    return [round(v * side) for v, side in zip(box, (width, height) * 2, strict=True)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", packaged.SOURCES)
 def test_items_are_annotated_and_reproducible(name, folder):
@@ -47,9 +52,7 @@ def test_items_are_annotated_and_reproducible(name, folder):
         opened = open_media(question.media[0], SETTINGS)
         size = (opened.width, opened.height) if isinstance(opened, Clip) else opened.shape[1::-1]
         assert size == (question.media[0].width, question.media[0].height)
-        boxes = [region.box for region in annotations.regions] + [
-            line.box for line in annotations.lines if line.box
-        ]
+        boxes = [thing.box for thing in (*annotations.regions, *annotations.lines) if thing.box]
         assert all(0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1 for x0, y0, x1, y1 in boxes)
         for region in annotations.regions:
             if region.mask is not None:
@@ -66,9 +69,8 @@ def test_drawings_have_one_ink_inside_of_the_mask(folder):
             assert np.mean(distance == 0) > 0.4  # the rest is the smoothed edge
             assert np.median(distance) == 0
             x0, y0, x1, y1 = masks.decode(region.mask).edges
-            assert np.count_nonzero(mask) / ((x1 - x0) * (y1 - y0)) == pytest.approx(
-                {"rectangle": 1.0, "circle": np.pi / 4, "triangle": 0.5}[region.label], abs=0.13
-            )
+            share = {"rectangle": 1.0, "circle": np.pi / 4, "triangle": 0.5}[region.label]
+            assert np.count_nonzero(mask) / ((x1 - x0) * (y1 - y0)) == pytest.approx(share, abs=0.13)
 
 
 @pytest.mark.slow
@@ -80,10 +82,8 @@ def test_no_drawing_is_in_two_splits_and_none_is_of_the_test_set():
 
 
 def test_grounds_and_objects_are_split_as_the_photographs_of_cards():
-    own = {
-        split: {thing.source for thing in packaged.cut_outs(split)} - {"skimage/data/coins.png"}
-        for split in cards.SPLITS
-    }
+    shared = {"skimage/data/coins.png"}
+    own = {split: {thing.source for thing in packaged.cut_outs(split)} - shared for split in cards.SPLITS}
     for a, b in itertools.permutations(cards.SPLITS, 2):
         assert not own[a] & {*own[b], *packaged.GROUNDS[b], *cards.PHOTOGRAPHS[b]}
 
@@ -92,20 +92,15 @@ def test_digits_know_all_cards_and_a_crop_shows_one(folder):
     for question in read("digits", folder, 9):
         scene = cards.describe(question.media[0].uri)
         picture = open_media(question.media[0], SETTINGS)
-        cards_shown = {
-            (region.attributes["color"], region.attributes["digit"])
-            for region in question.annotations.regions
-        }
+        notes = [region.attributes for region in question.annotations.regions]
+        cards_shown = {(note["color"], note["digit"]) for note in notes}
         if question.meta["level"] == "simple":
             assert cards_shown == {(scene.target.colour, str(scene.target.digit))}
             assert picture.shape[0] < 90
         else:
             assert cards_shown == {(card.colour, str(card.digit)) for card in scene.cards}
         for region in question.annotations.regions:
-            height, width = picture.shape[:2]
-            x0, y0, x1, y1 = (
-                round(v * side) for v, side in zip(region.box, (width, height) * 2, strict=True)
-            )
+            x0, y0, x1, y1 = pixels(region.box, picture)
             assert (x1 - x0, y1 - y0) == (cards.CARD, cards.CARD)
             rim = picture[y0 : y0 + 4, x0:x1].reshape(-1, 3).mean(0)
             assert np.abs(rim - cards.PALETTE[region.attributes["color"]]).max() < 25
@@ -125,13 +120,12 @@ def test_pasted_things_do_not_touch_and_look_like_what_was_pasted(folder):
 def test_words_are_at_their_annotated_boxes(folder):
     question = read("text", folder, 3)[1]
     picture = open_media(question.media[0], SETTINGS)
-    height, width = picture.shape[:2]
     lines = [line for line in question.annotations.lines if line.level == "line"]
     words = [line for line in question.annotations.lines if line.level == "word"]
     assert [word.text for word in words] == [word for line in lines for word in line.text.split()]
     for word in words:
         assert sum(geometry.covered(word.box, line.box) > 0.99 for line in lines) == 1
-        x0, y0, x1, y1 = (round(v * side) for v, side in zip(word.box, (width, height) * 2, strict=True))
+        x0, y0, x1, y1 = pixels(word.box, picture)
         part = picture[y0:y1, x0:x1].astype(int)
         assert part.std() > 20  # letters stand out
 
@@ -143,21 +137,16 @@ def test_clips_show_a_thing_only_during_its_event(folder):
         assert len(clip.times) == packaged_clips.FRAMES
         for event in annotations.events:
             frames = [r.frame for r in annotations.regions if f"the {r.label} is in view" == event.text]
-            assert frames == [
-                n for n, t in enumerate(clip.times) if event.start - 1e-3 <= t < event.end - 1e-3
-            ]
+            start, end = event.start - 1e-3, event.end - 1e-3
+            assert frames == [n for n, t in enumerate(clip.times) if start <= t < end]
         for track in {region.track for region in annotations.regions}:
             regions = [region for region in annotations.regions if region.track == track]
             if len(regions) < packaged_clips.FRAMES:
                 inside = regions[0]
                 outside = regions[0].frame - 1 if regions[0].frame else regions[-1].frame + 1
-                x0, y0, x1, y1 = (
-                    round(v * s) for v, s in zip(inside.box, (clip.width, clip.height) * 2, strict=True)
-                )
-                change = np.abs(clip.frame(inside.frame).astype(int) - clip.frame(outside))[
-                    y0:y1, x0:x1
-                ].mean()
-                assert change > 10
+                x0, y0, x1, y1 = pixels(inside.box, clip.frame(outside))
+                change = np.abs(clip.frame(inside.frame).astype(int) - clip.frame(outside))
+                assert change[y0:y1, x0:x1].mean() > 10
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,12 @@ def openai(folder: Path) -> str:
     return lines(folder, *map(row, COLOURS))
 
 
+def base64_table(folder: Path) -> str:
+    pictures = rows_of(folder, lambda name: base64.b64encode(encoded(folder, name)).decode())
+    (folder / "base64.tsv").write_text(cells(pictures, "\t"), encoding="utf-8")
+    return str(folder / "base64.tsv")
+
+
 def written(folder: Path, name: str) -> str:
     path, rows = folder / name, rows_of(folder)
     match path.suffix:
@@ -118,6 +124,7 @@ SOURCES: dict[str, Callable[[Path], str]] = {
         for name in ("a.csv", "a.tsv", "a.json", "a.jsonl", "a.csv.gz", "a.parquet", "a.arrow")
     },
     "saved": saved,
+    "base64": base64_table,
     "tar": tar,
     "openai": openai,
 }
@@ -139,19 +146,19 @@ def test_a_table_is_read_from_every_kind_of_file(folder: Path, source: str, kind
 def test_a_spreadsheets_table_may_be_divided_by_semicolons_and_have_blank_cells(folder: Path) -> None:
     text = '\ufeffImage;Question;Answer\r\nred.png;"Which; of\nthem?";007\r\n;What is 3,5 + 1?;4,5\r\n'
     (folder / "a.csv").write_bytes(text.encode())
-    one, two = read_records(str(folder / "a.csv"))
-    assert isinstance(one, Question)
-    assert isinstance(two, Question)
+    one, two = (row for row in read_records(str(folder / "a.csv")) if isinstance(row, Question))
     assert (one.question, one.answers, len(one.media)) == ("Which; of\nthem?", ["007"], 1)
     assert (two.question, two.answers, two.media) == ("What is 3,5 + 1?", ["4,5"], [])
 
 
 def test_a_comma_in_a_text_without_quotation_marks_is_named(folder: Path) -> None:
-    (folder / "a.csv").write_text("question,answer\nWhich, then?,red\nWhich?,blue\n", encoding="utf-8")
-    bad, good = read_records(str(folder / "a.csv"))
-    assert isinstance(bad, BadRow)
+    (folder / "a.csv").write_text("question,answer\nWhich, then?,red\n", encoding="utf-8")
+    bad = refused(str(folder / "a.csv"))
     assert (bad.row, bad.code) == ("1", "too_many_cells")
-    assert isinstance(good, Question)
+
+
+QUESTION_PARTS = [{"type": "image"}, {"type": "text", "text": ASKED}]
+ANSWER_PARTS = [{"type": "text", "text": "red"}]
 
 
 @pytest.mark.parametrize(
@@ -169,8 +176,8 @@ def test_a_comma_in_a_text_without_quotation_marks_is_named(folder: Path) -> Non
         },
         {"prompt": [{"role": "user", "content": ASKED}], "answer": "red", "image": "red.png"},
         {
-            "prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ASKED}]}],
-            "completion": [{"role": "assistant", "content": [{"type": "text", "text": "red"}]}],
+            "prompt": [{"role": "user", "content": QUESTION_PARTS}],
+            "completion": [{"role": "assistant", "content": ANSWER_PARTS}],
             "images": ["red.png"],
         },
     ],
@@ -211,35 +218,22 @@ def test_columns_of_any_name_are_named_and_a_missing_one_with_those_that_exist(f
 def test_options_are_lines_of_the_question_and_the_answer_is_a_letter(
     folder: Path, columns: dict[str, Any], answer: str | int
 ) -> None:
-    (record,) = read_records(
-        lines(folder, {"image": "lime.png", "question": ASKED, **columns, "answer": answer})
-    )
-    assert isinstance(record, Question)
+    record = one(lines(folder, {"image": "lime.png", "question": ASKED, **columns, "answer": answer}))
     assert record.question == f"{ASKED}\nA. red\nB. lime\nC. blue"
     assert (record.answers, record.scorer) == (["B"], "mc_letter")
     bad = refused(lines(folder, {"question": ASKED, "options": ["red", "lime"], "answer": 2}))
     assert bad.code == "no_label"
 
 
-def test_a_picture_in_base64_is_read_from_a_table(folder: Path) -> None:
-    text = cells(rows_of(folder, lambda name: base64.b64encode(encoded(folder, name)).decode()), "\t")
-    (folder / "a.tsv").write_text(text, encoding="utf-8")
-    first, *_ = read_records(f"{folder / 'a.tsv'}?cache={folder / 'cache'}")
-    assert isinstance(first, Question)
-    assert Path(first.media[0].uri).read_bytes() == encoded(folder, "red")
-
-
 @pytest.mark.parametrize("name", ["answer", "response", "label", "gold"])
 def test_a_question_without_its_truth_does_not_depend_on_it(folder: Path, name: str) -> None:
-    seen, labels = [], dict[str, Labels]()
+    seen, labels = list[dict[str, Any]](), dict[str, Labels]()
     for truth in ("red", "B", None):
         row = {"question": ASKED} if truth is None else {"question": ASKED, name: truth}
         source = lines(folder, row) + ("?answer=gold" if name == "gold" else "")
-        seen += [
-            record.model_dump()
-            for record in read_records(source, on_labels=labels.__setitem__)
-            if isinstance(record, Question)
-        ]
+        (record,) = read_records(source, on_labels=labels.__setitem__)
+        assert isinstance(record, Question)
+        seen.append(record.model_dump())
     assert seen[0] == seen[1] == seen[2]
     assert seen[0]["answers"] is None
     assert labels["rows-1"].answers == ["B"]
@@ -254,16 +248,13 @@ def shown(folder: Path, row: dict[str, Any]) -> list[Demonstration]:
     return [record for record in records if isinstance(record, Demonstration)]
 
 
+def said_by_turns(*texts: str) -> list[dict[str, str]]:
+    return [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(texts)]
+
+
 def test_each_question_of_a_chat_is_a_demonstration_with_the_earlier_ones_as_history(folder: Path) -> None:
-    said = [
-        "<image>\nWhat is it?",
-        "A square.",
-        "And this <image> one?",
-        "Also.",
-        "Which colours?",
-        "red and blue",
-    ]
-    turns = [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(said)]
+    said = ["<image>\nWhat is it?", "A square.", "And this <image> one?", "Also."]
+    turns = said_by_turns(*said, "Which colours?", "red and blue")
     first, second, third = shown(folder, {"conversations": turns})
     assert [record.id for record in (first, second, third)] == ["c.1", "c.2", "c.3"]
     expected = ("What is it?", "A square.", 1, [])
@@ -272,35 +263,24 @@ def test_each_question_of_a_chat_is_a_demonstration_with_the_earlier_ones_as_his
     expected = [("What is it?", "A square.", ["img0"]), ("And this <image> one?", "Also.", ["img1"])]
     assert [(e.question, e.answer, e.media) for e in third.history] == expected
     assert [media.uri for media in third.media] == [str(folder / "red.png"), str(folder / "blue.png")]
-    cut = list(
-        read_records(
-            lines(folder, {"conversations": turns, "images": ["red.png", "blue.png"]}),
-            on_labels=lambda *_: None,
-        )
-    )
-    assert [record.question for record in cut if isinstance(record, Question)] == ["What is it?"], (
-        "others show answers"
-    )
+    row = {"conversations": turns, "images": ["red.png", "blue.png"]}
+    (cut,) = read_records(lines(folder, row), on_labels=lambda *_: None)
+    assert isinstance(cut, Question)
+    assert cut.question == "What is it?", "others show answers"
 
 
 def test_query_and_response_with_a_history_are_one_question(folder: Path) -> None:
-    row = {
-        "query": "Which colours?",
-        "response": "red and blue",
-        "history": [["<image>What is it?", "A square."]],
-    }
-    (record,) = shown_table(folder, {**row, "images": ["red.png"]})
+    row = {"query": "Which colours?", "response": "red and blue", "images": ["red.png"]}
+    row["history"] = [["<image>What is it?", "A square."]]
+    (record,) = read_records(lines(folder, row), Demonstration)
+    assert isinstance(record, Demonstration)
     assert (record.question, record.turns[-1].answer) == ("Which colours?", "red and blue")
-    assert [(e.question, e.answer, e.media) for e in record.history] == [
-        ("What is it?", "A square.", ["img0"])
-    ]
-
-
-def shown_table(folder: Path, row: dict[str, Any]) -> list[Demonstration]:
-    return [r for r in read_records(lines(folder, row), Demonstration) if isinstance(r, Demonstration)]
+    expected = [("What is it?", "A square.", ["img0"])]
+    assert [(e.question, e.answer, e.media) for e in record.history] == expected
 
 
 ZOOM = {"name": "zoom_in", "arguments": {"bbox_2d": [100, 100, 800, 800]}}
+CALLED = {"name": "zoom_in", "arguments": json.dumps(ZOOM["arguments"])}
 CALLS: dict[str, list[dict[str, Any]]] = {
     "function_call": [
         {"from": "human", "value": "<image>What is it?"},
@@ -321,13 +301,7 @@ CALLS: dict[str, list[dict[str, Any]]] = {
         {
             "role": "assistant",
             "content": None,
-            "tool_calls": [
-                {
-                    "id": "1",
-                    "type": "function",
-                    "function": {"name": "zoom_in", "arguments": json.dumps(ZOOM["arguments"])},
-                }
-            ],
+            "tool_calls": [{"id": "1", "type": "function", "function": CALLED}],
         },
         {"role": "tool", "tool_call_id": "1", "content": [{"type": "image"}]},
         {"role": "assistant", "content": "red"},
@@ -353,34 +327,25 @@ def test_several_calls_of_a_turn_have_a_result_each(folder: Path, form: str) -> 
     results = [{"role": "tool", "content": "<image>"}] * 2
     question = {"role": "user", "content": "<image>What is it?"}
     answer = {"role": "assistant", "content": "red"}
-    (record,) = shown(
-        folder,
-        {"messages": [question, *calls, *results, answer], "images": ["red.png", "blue.png", "lime.png"]},
-    )
+    images = ["red.png", "blue.png", "lime.png"]
+    (record,) = shown(folder, {"messages": [question, *calls, *results, answer], "images": images})
     call, last = record.turns
     assert (call.op, [further.op for further in call.further], last.answer) == ("zoom_in", ["zoom_in"], "red")
 
 
-def test_a_call_of_no_operation_is_refused_by_its_name(folder: Path) -> None:
-    chat = [{**CALLS["function_call"][1], "value": json.dumps({"name": "browse", "arguments": {}})}]
-    chat = [CALLS["function_call"][0], *chat, *CALLS["function_call"][2:]]
-    bad = refused(lines(folder, {"id": "f1", "conversations": chat, "images": ["red.png", "blue.png"]}))
-    assert (bad.row, bad.id, bad.column, bad.code) == ("1", "f1", "conversations.1", "unknown_op")
-    assert "browse" in bad.message
+ASK = {"role": "user", "content": "x"}
+BROWSE = {"name": "browse", "arguments": {}}
 
 
 @pytest.mark.parametrize(
     ("messages", "column", "code"),
     [
         ([{"role": "narrator", "content": "x"}], "messages.0.role", "unknown_role"),
-        (
-            [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}],
-            "messages.0.content",
-            "unknown_part",
-        ),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], "messages.0.content", "unknown_part"),
         ([{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}], "messages", "out_of_turn"),
         ([{"role": "user", "content": "<image> <image> <image>?"}], "messages", "media_count"),
         ([{"role": "user", "content": "What?"}], "messages", "no_answer"),
+        ([ASK, {"role": "tool_call", "content": json.dumps(BROWSE)}], "messages.1", "unknown_op"),
         ([{"role": "tool_call", "content": "[1]"}], "messages.0", "wrong_type"),
         ([{"role": "assistant", "content": "", "tool_calls": ["zoom_in"]}], "messages.0", "wrong_type"),
         ([{"role": "assistant", "content": "", "tool_calls": 5}], "tool_calls", "wrong_type"),
@@ -394,12 +359,8 @@ def test_a_message_that_cannot_be_meant_is_named(
 
 
 def test_media_without_marks_of_their_kind_come_first(folder: Path) -> None:
-    row = {
-        "question": "Is <image> in it?",
-        "answer": "yes",
-        "image": "red.png",
-        "video": [["lime.png", "blue.png"]],
-    }
+    row = {"question": "Is <image> in it?", "answer": "yes", "image": "red.png"}
+    row["video"] = [["lime.png", "blue.png"]]
     record = one(lines(folder, row))
     assert [media.id for media in record.media] == ["vid0", "img0"]
     assert record.question == "Is <image> in it?"
@@ -413,23 +374,16 @@ def test_marks_of_another_number_than_the_media_are_refused_in_every_layout(fold
         {"id": "b", "question": "Is it red?", "media": media, **earlier},
         {"id": "c", "question": "What do <video> and <image> mean in HTML?"},
     ]
-    first, second, third = read_records(lines(folder, *rows))
-    assert isinstance(first, BadRow)
-    assert isinstance(second, BadRow)
+    *bad, third = read_records(lines(folder, *rows))
     expected = [("a", "question", "media_count"), ("b", "history.0.question", "media_count")]
-    assert [(bad.id, bad.column, bad.code) for bad in (first, second)] == expected
+    assert [(row.id, row.column, row.code) for row in bad if isinstance(row, BadRow)] == expected
     assert isinstance(third, Question)
-    bad = refused(
-        lines(folder, {"images": ["red.png", "blue.png"], "question": "Is <image> red?", "answer": "yes"})
-    )
-    assert bad.code == "media_count"
+    row = {"images": ["red.png", "blue.png"], "question": "Is <image> red?", "answer": "yes"}
+    assert refused(lines(folder, row)).code == "media_count"
 
 
 def test_answers_without_tags_are_written_by_the_dialect_where_a_history_shows_them_so(folder: Path) -> None:
-    turns = [
-        {"from": ("human", "gpt")[i % 2], "value": text}
-        for i, text in enumerate(["What?", "A square.", "And?", "red"])
-    ]
+    turns = said_by_turns("What?", "A square.", "And?", "red")
     several = shown(folder, {"conversations": turns, "images": []})
     assert [turn.verbatim for record in several for turn in record.turns] == [None, None]
     (single,) = shown(folder, {"conversations": turns[:2], "images": []})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from chat_server import ChatServer
@@ -50,12 +51,10 @@ def test_every_fault_lowers_its_component_of_the_score():
         return quality.components(demonstration(**fields), SCORE)[name]
 
     assert part("completeness", provenance=None) == pytest.approx(0.8)
-    assert part(
-        "coherence", turns=[zoom(target="obs9"), Step(think="the digit is 7", answer="7")]
-    ) == pytest.approx(0.75)
-    assert part(
-        "coherence", turns=[zoom(think="Lorem ipsum dolor"), Step(think="amet", answer="7")]
-    ) == pytest.approx(0.25)
+    answer = Step(think="the digit is 7", answer="7")
+    assert part("coherence", turns=[zoom(target="obs9"), answer]) == pytest.approx(0.75)
+    nonsense = [zoom(think="Lorem ipsum dolor"), Step(think="amet", answer="7")]
+    assert part("coherence", turns=nonsense) == pytest.approx(0.25)
     assert part("correctness", answers=["8"]) == pytest.approx(0.5)
     failed = Observation(status="error", code="bad_box", text="no")
     assert part("correctness", turns=[zoom(observation=failed), Step(answer="7")]) == pytest.approx(0.5)
@@ -75,11 +74,8 @@ def test_weights():
 
 
 @pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    result = ChatServer()
-    yield result
-    result.close()
+def server(opened: Callable) -> ChatServer:
+    return opened(ChatServer())
 
 
 def rated(score: int, why: str = "fine") -> str:
@@ -100,16 +96,6 @@ def test_the_judge_scores_one_to_five_and_reads_the_turns(server: ChatServer):
     assert sent["temperature"] == pytest.approx(0.7)
     shown = json.loads(sent["messages"][1]["content"])
     assert [turn.get("operation") for turn in shown["turns"]] == ["zoom_in", "zoom_in", None]
-
-
-def test_scattered_scores_reveal_an_unreliable_judge(server: ChatServer, monkeypatch: pytest.MonkeyPatch):
-    server.replies = [rated(1), rated(5), rated(3)]
-    monkeypatch.setattr(judging, "REPEATED_SHARE", 1.0)
-    judge = client(server)
-    (verdicts,) = judging.judge_all([demonstration()], judge)
-    assert verdicts.score == 3.0
-    assert verdicts.std == pytest.approx(2.0)
-    assert len(server.requests) == 3
 
 
 def test_a_failed_judgement_has_a_cause_and_no_score(server: ChatServer):

@@ -30,22 +30,13 @@ def test_counts_add_up(total: int, weights: list[float]) -> None:
     assert all(abs(count - total * share) < 1 + 1e-6 for count, share in zip(counts, shares, strict=True))
 
 
-def write_rows(path: Path, count: int) -> str:
-    path.write_text(
-        "".join(Question(id=f"r{i}", question="?").model_dump_json() + "\n" for i in range(count))
-    )
-    return str(path)
-
-
 def settings(tmp_path: Path, rows: int = 30, **more: object) -> SynthesisConfig:
-    return SynthesisConfig.model_validate(
-        {
-            "datasources": {"a": {"path": write_rows(tmp_path / "a.jsonl", rows)}},
-            "tasks": {"t": {"target_sample_count": 40, "source_datasets": ["a"]}},
-            "round": 24,
-            **more,
-        }
-    )
+    lines = [Question(id=f"r{i}", question="?").model_dump_json() + "\n" for i in range(rows)]
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    tasks = {"t": {"target_sample_count": 40, "source_datasets": ["a"]}}
+    sources = {"a": {"path": str(tmp_path / "a.jsonl")}}
+    values = {"datasources": sources, "tasks": tasks, "round": 24, **more}
+    return SynthesisConfig.model_validate(values)
 
 
 def outcome(attempt: Attempt, _: str) -> tuple[Demonstration | None, str]:
@@ -54,10 +45,8 @@ def outcome(attempt: Attempt, _: str) -> tuple[Demonstration | None, str]:
     if luck < 80:
         return None, "unsuitable"
     name = f"{attempt.row if luck < 110 else repr(attempt)}"
-    turns = [Step(answer=name)]
-    return Demonstration(
-        id=sample_id(repr(attempt)), question=name, answers=["x"], turns=turns, kind=attempt.kind
-    ), ""
+    fields = {"question": name, "answers": ["x"], "turns": [Step(answer=name)], "kind": attempt.kind}
+    return Demonstration(id=sample_id(repr(attempt)), **fields), ""
 
 
 @pytest.fixture(autouse=True)
@@ -80,9 +69,8 @@ def synthesize(
         for begin in range(0, len(left), SHARD):
             if stop_after is not None and shards >= stop_after:
                 raise Killed
-            scheduler.commit(
-                [outcome(a, str(rows.get(a.source, a.row))) for a in left[begin : begin + SHARD]]
-            )
+            shard = left[begin : begin + SHARD]
+            scheduler.commit([outcome(a, str(rows.get(a.source, a.row))) for a in shard])
             shards += 1
             if scheduler.completed >= scheduler.target:
                 break
@@ -90,11 +78,8 @@ def synthesize(
 
 
 def union(folder: Path) -> list[str]:
-    return [
-        line
-        for path in sorted((folder / "samples").glob("*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
+    paths = sorted((folder / "samples").glob("*.jsonl"))
+    return [line for path in paths for line in path.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("stop_after", [1, 4, 7, pytest.param(10, marks=pytest.mark.long)])
@@ -151,17 +136,6 @@ def test_rows_are_read_in_any_order_and_not_held_in_memory(tmp_path: Path) -> No
     with pytest.raises(BadInput, match="no question"):
         rows.get("c", 0)
     assert not list((tmp_path / "rows").iterdir())
-
-
-def test_a_pass_without_samples_ends_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota_scheduler, "PASSES", 100)
-    s = settings(tmp_path, rows=5)
-    scheduler, rows, tried = QuotaScheduler(tmp_path / "run", s, 0), SourceRows(s), 0
-    while scheduler.plan(rows):
-        scheduler.commit([(None, "unsuitable")] * len(scheduler.left()))
-        tried += 1
-        assert tried < 20
-    assert all(quota.attempts <= 10 for quota in scheduler.quotas.values())
 
 
 def test_a_shard_without_samples_after_a_restart_leaves_no_file(tmp_path: Path) -> None:

@@ -41,17 +41,14 @@ def test_every_kind_has_its_answer_and_weight(task: str) -> None:
     for sample in built:
         right = sample.kind in ("golden", "self_correction")
         assert is_right(sample, sample.final) if right else is_wrong(sample, sample.final)
-        assert sample.weight == {"trap_perceptual": 1.5, "trap_logical": 1.5, "self_correction": 1.2}.get(
-            sample.kind, 1.0
-        )
+        weights = {"trap_perceptual": 1.5, "trap_logical": 1.5, "self_correction": 1.2}
+        assert sample.weight == weights.get(sample.kind, 1.0)
         assert sample.provenance.source.startswith("packaged:digits")
         assert bool(sample.provenance.injected) == (sample.kind != "golden")
         if sample.kind != "golden":
             assert sample.question == golden[str(sample.provenance.parent)].question
         assert all(turn.observation is not None for turn in sample.turns if turn.op)
-    assert (
-        len({sample.id for sample in built}) == len({content_key(sample) for sample in built}) == len(built)
-    )
+    assert len({sample.id for sample in built}) == len({content_key(s) for s in built}) == len(built)
     repeated = samples(SampleBuilder(SETTINGS, 1), task)
     assert [sample.model_dump_json() for sample in repeated] == [sample.model_dump_json() for sample in built]
 
@@ -64,8 +61,7 @@ def test_media_that_cannot_be_read_have_a_cause() -> None:
 
 
 def test_a_crash_costs_one_sample() -> None:
+    attempt = Attempt("no such task", "golden", "digits", 0)
     with pytest.raises(DataFailure) as error:
-        SampleBuilder(SETTINGS, 1).build(
-            Attempt("no such task", "golden", "digits", 0), Question(id="q", question="")
-        )
+        SampleBuilder(SETTINGS, 1).build(attempt, Question(id="q", question=""))
     assert error.value.code == "crashed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -73,11 +74,10 @@ def test_demonstrations_are_complete_and_right(task, samples):
         case = scorers.case_of(sample, sample.final, sample.answers)
         assert scorers.find_scorer(sample.scorer)(case, None) == 1.0  # the answer is right by its own scorer
         if sample.scorer == "mc_letter":
-            assert len(sample.meta["options"]) >= 2
-            assert all(
-                f"\n{letter}. {option}" in sample.question
-                for letter, option in zip("ABCD", sample.meta["options"], strict=False)
-            )
+            options = sample.meta["options"]
+            assert len(options) >= 2
+            listed = [f"\n{letter}. {text}" for letter, text in zip("ABCD", options, strict=False)]
+            assert all(line in sample.question for line in listed)
 
 
 def test_answers_of_comparisons_follow_from_the_masks(samples):
@@ -126,10 +126,10 @@ def test_terse_digits_fit_the_embedded_model(level, folder):
 # What contradicts the picture, or says nothing
 
 
+@pytest.fixture(scope="module")
 def shapes(folder) -> Question:
-    return next(
-        q for q in packaged.read("packaged:shapes?count=20", folder) if len(q.annotations.regions) >= 4
-    )
+    boards = packaged.read("packaged:shapes?count=20", folder)
+    return next(question for question in boards if len(question.annotations.regions) >= 4)
 
 
 def clip_of_one_thing(folder) -> Question:
@@ -139,6 +139,12 @@ def clip_of_one_thing(folder) -> Question:
 
 def with_notes(question: Question, **notes) -> Question:
     return question.model_copy(update={"annotations": Annotations(**notes)})
+
+
+def with_regions(question: Question, change: Callable[[int, Region], dict]) -> Question:
+    """The question with changed fields of its regions."""
+    regions = enumerate(question.annotations.regions)
+    return with_notes(question, regions=[r.model_copy(update=change(n, r)) for n, r in regions])
 
 
 def causes(task: str, question: Question, tries: int = 12) -> Counter:
@@ -152,14 +158,13 @@ def causes(task: str, question: Question, tries: int = 12) -> Counter:
     return counts
 
 
-def test_wrong_boxes_are_contradicted(folder):
-    question = shapes(folder)
-    moved = []
-    for region in question.annotations.regions:
+def test_wrong_boxes_are_contradicted(shapes):
+    def moved(number: int, region: Region) -> dict:
         a, b, c, d = region.box
         x, y = (0.02 if a > 0.4 else 0.6), (0.02 if b > 0.4 else 0.6)
-        moved.append(region.model_copy(update={"box": (x, y, x + c - a, y + d - b), "mask": None}))
-    assert causes("counting", with_notes(question, regions=moved))["ok"] <= 1
+        return {"box": (x, y, x + c - a, y + d - b), "mask": None}
+
+    assert causes("counting", with_regions(shapes, moved))["ok"] <= 1
 
 
 def test_wrong_text_is_contradicted(folder):
@@ -168,102 +173,69 @@ def test_wrong_text_is_contradicted(folder):
     assert causes("targeted_ocr", with_notes(question, lines=lines), 3) == {"text_differs": 3}
 
 
-def test_a_wrong_colour_is_contradicted(folder):
-    question = shapes(folder)
+def test_a_wrong_colour_is_contradicted(shapes):
     other = {"red": "blue", "brown": "blue", "blue": "yellow"}
-    regions = [
-        r.model_copy(
-            update={
-                "attributes": {"color": other.get(r.attributes["color"], "red")},
-                "label": f"{r.label}{n}",
-            }
-        )
-        for n, r in enumerate(question.annotations.regions)
-    ]
+
+    def recoloured(number: int, region: Region) -> dict:
+        colour = other.get(region.attributes["color"], "red")
+        return {"attributes": {"color": colour}, "label": f"{region.label}{number}"}
+
+    question = with_regions(shapes, recoloured)
     for seed in range(4):
         with pytest.raises(DataFailure) as failure:
-            details.colour(sample_of(with_notes(question, regions=regions), "attributes", "colour", seed))
+            details.colour(sample_of(question, "attributes", "colour", seed))
         assert failure.value.code == "measure_differs"
 
 
 @pytest.mark.long
 def test_a_wrong_track_is_contradicted(folder):
     question = clip_of_one_thing(folder)
-    regions = [
-        r
-        if r.frame < question.annotations.regions[0].frame + 4
-        else r.model_copy(update={"box": (0.0, 0.0, 0.07, 0.1)})
-        for r in question.annotations.regions
-    ]
-    assert causes("spatio_temporal_tracking", with_notes(question, regions=regions), 1)["ok"] == 0
+    late = question.annotations.regions[0].frame + 4
+    away = with_regions(question, lambda n, r: {"box": (0.0, 0.0, 0.07, 0.1)} if r.frame >= late else {})
+    assert causes("spatio_temporal_tracking", away, 1)["ok"] == 0
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_nothing_annotated_is_unsuitable(task, folder):
-    question = shapes(folder)
+def test_nothing_annotated_is_unsuitable(task, shapes):
     for notes in (None, Annotations()):
-        assert causes(task, question.model_copy(update={"annotations": notes}), 1) == {"unsuitable": 1}
+        assert causes(task, shapes.model_copy(update={"annotations": notes}), 1) == {"unsuitable": 1}
 
 
-def test_annotations_of_other_sources_are_enough(folder):
+def test_annotations_of_other_sources_are_enough(shapes, folder):
     """Boxes without masks or attributes, relations, events of free text."""
-    question = shapes(folder)
     boxes = [
         Region(id=r.id, label=f"{r.attributes['color']} thing {n}", box=r.box)
-        for n, r in enumerate(question.annotations.regions)
+        for n, r in enumerate(shapes.annotations.regions)
     ]
     relations = [Relation(subject=boxes[0].id, predicate="drawn beside", object=boxes[1].id)]
-    plain = with_notes(question, regions=boxes, relations=relations)
+    plain = with_notes(shapes, regions=boxes, relations=relations)
     for task in ("geometric_comparison", "counting", "relations", "attributes"):
         assert causes(task, plain, 5)["ok"] >= 3
     clip = next(packaged.read("packaged:clips?count=1", folder))
-    events = [
-        Event(text="somebody waves", start=0.2, end=0.9),
-        Event(text="a door opens", start=1.5, end=2.4),
-    ]
-    assert causes("frame_selection", with_notes(clip, events=events), 8)["ok"] >= 7
+    waves, opens = Event(text="somebody waves", start=0.2, end=0.9), Event(text="a door", start=1.5, end=2.4)
+    assert causes("frame_selection", with_notes(clip, events=[waves, opens]), 8)["ok"] >= 7
     picture = list(packaged.read("packaged:text?count=2", folder))[1]
     line = next(line for line in picture.annotations.lines if line.level == "line")
-    question_of_line = picture.model_copy(
-        update={
-            "question": "What does the sign say?",
-            "answers": [line.text],
-            "scorer": "anls",
-            "annotations": Annotations(lines=[line, Line(text="never asked")]),
-        }
-    )
-    texts = {
-        TASKS["targeted_ocr"].make(question_of_line, np.random.default_rng(seed), EXECUTOR).question
-        for seed in range(8)
-    }
-    assert "What does the sign say?" in texts
+    own = {"question": "What does the sign say?", "answers": [line.text], "scorer": "anls"}
+    question = with_notes(picture, lines=[line, Line(text="never asked")]).model_copy(update=own)
+    made = [TASKS["targeted_ocr"].make(question, np.random.default_rng(s), EXECUTOR) for s in range(8)]
+    assert "What does the sign say?" in {sample.question for sample in made}
 
 
-def test_things_of_partly_annotated_labels_are_described_by_position(folder):
-    question = shapes(folder)
-    regions = [
-        r.model_copy(update={"label": "a thing", "attributes": {}}) for r in question.annotations.regions
-    ]
-    partial = with_notes(question, regions=regions).model_copy(
-        update={"meta": {"not_exhaustive": ["a thing"]}}
-    )
+def test_things_of_partly_annotated_labels_are_described_by_position(shapes):
+    partial = with_regions(shapes, lambda n, r: {"label": "a thing", "attributes": {}})
+    partial = partial.model_copy(update={"meta": {"not_exhaustive": ["a thing"]}})
     assert causes("counting", partial, 2) == {"unsuitable": 2}
     for seed in range(3):
         sample = TASKS["attributes"].make(partial, np.random.default_rng(seed), EXECUTOR)
         assert "the thing in the " in sample.question
 
 
-def test_without_an_annotated_colour_that_of_the_pixels_counts(folder):
-    question = shapes(folder)
-    colours_by_id = {r.id: r.attributes["color"] for r in question.annotations.regions}
-    regions = [
-        r.model_copy(update={"label": f"shape {r.id}", "attributes": {}})
-        for r in question.annotations.regions
-    ]
+def test_without_an_annotated_colour_that_of_the_pixels_counts(shapes):
+    colours_by_id = {r.id: r.attributes["color"] for r in shapes.annotations.regions}
+    bare = with_regions(shapes, lambda n, r: {"label": f"shape {r.id}", "attributes": {}})
     for seed in range(4):
-        sample = details.detail_colour(
-            sample_of(with_notes(question, regions=regions), "detail_perception", "detail_colour", seed)
-        )
+        sample = details.detail_colour(sample_of(bare, "detail_perception", "detail_colour", seed))
         named = next(c for name, c in colours_by_id.items() if f"shape {name}" in sample.question)
         # Names of get_properties
         assert answer_of(sample) == {"gray": "grey", "teal": "cyan", "brown": "red"}.get(named, named)
@@ -319,6 +291,5 @@ def test_the_question_about_a_shortened_track_names_its_frames(folder, monkeypat
     (part,) = video._tracks(sample_of(question, ""))
     video._ask(sample, part, what=part.what)
     assert part.frames[-1] < whole.frames[-1]
-    assert sample.text.endswith(
-        f" Follow {part.what} from frame {part.frames[0]} to frame {part.frames[-1]} only."
-    )
+    first, last = part.frames[0], part.frames[-1]
+    assert sample.text.endswith(f" Follow {part.what} from frame {first} to frame {last} only.")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from dialogue_models import nano_folder, renderer
-from PIL import Image
+from official_sets import PICTURE
+from official_sets import write as write_files
 from row_files import one, refused, write
 
 from pixelis.config import DialogueConfig, parse
@@ -87,51 +88,40 @@ def test_another_env_name_is_that_of_an_environment_which_the_run_must_know(fold
 
 
 @pytest.mark.parametrize(
-    ("text", "upstream", "ours", "reason"),
+    ("text", "answer", "reason"),
     [
-        ("It is 3 + 4.\nAnswer: 7", "7", "7", "the form that the prompt asks for"),
-        ("answer:7", "7", "7", "upper and lower case are alike"),
-        ("Answer: 3\nNo.\nAnswer: 7", "7", "7", "the last one"),
-        ("**Answer: 7", "7", "7", "may stand anywhere in the line"),
-        ("It is 7.", None, None, "no such line"),
-        ("Answer:\n7", "7", None, "upstream's blank runs over the line; the prompt wants one line"),
+        ("It is 3 + 4.\nAnswer: 7", "7", "the form that the prompt asks for"),
+        ("answer:7", "7", "upper and lower case are alike"),
+        ("Answer: 3\nNo.\nAnswer: 7", "7", "the last one"),
+        ("**Answer: 7", "7", "may stand anywhere in the line"),
+        ("It is 7.", None, "no such line"),
+        ("Answer:\n7", None, "upstream's blank runs over the line; the prompt wants one line"),
         (
             "Answer: 7" + " I think" * 50,
-            None,
             "7" + " I think" * 50,
             "upstream cuts to 300 characters, which may cut the line too",
         ),
-        ("<think>Answer: 3</think>Seven", "3</think>Seven", None, "no credit inside the thought"),
+        ("<think>Answer: 3</think>Seven", None, "no credit inside the thought, as upstream gives"),
     ],
 )
-def test_dapo_reads_the_line_that_its_prompt_asks_for(
-    text: str, upstream: str | None, ours: str | None, reason: str
-) -> None:
+def test_dapo_reads_the_line_that_its_prompt_asks_for(text: str, answer: str | None, reason: str) -> None:
     reply = DIALECTS["dapo"].parse(text, {}, Scale("pixels"))
-    assert (reply.answer, reply.action, reply.error) == (ours, None, None), reason
+    assert (reply.answer, reply.action, reply.error) == (answer, None, None), reason
 
 
 def test_a_jinja_prompt_is_put_around_each_question(folder: Path, tmp_path: Path) -> None:
     template = tmp_path / "math.jinja"
     template.write_text("{{ content | trim }} Reason first, then put the answer in \\boxed{}.")
-    rows = write(
-        folder, {"problem": " 3 + 4? ", "answer": "7"}, {"problem": "Which? A. red B. blue", "answer": "B"}
-    )
-    asked = [
-        record.question
-        for record in read_records(f"{rows}?prompt={template}")
-        if isinstance(record, Question)
-    ]
+    choice = {"problem": "Which? A. red B. blue", "answer": "B"}
+    rows = write(folder, {"problem": " 3 + 4? ", "answer": "7"}, choice)
+    records = list(read_records(f"{rows}?prompt={template}"))
     end = " Reason first, then put the answer in \\boxed{}."
+    asked = [record.question for record in records if isinstance(record, Question)]
     assert asked == ["3 + 4?" + end, "Which? A. red B. blue" + end]
     with pytest.raises(MissingFile, match="prompt template"):
         list(read_records(f"{rows}?prompt={tmp_path}/none.jinja"))
-    for text in (
-        "{{ content",
-        "{{ answer }}",
-        "{{ content.__class__.__mro__[1].__subclasses__() }}",
-        "{# nothing #}",
-    ):
+    escape = "{{ content.__class__.__mro__[1].__subclasses__() }}"
+    for text in ("{{ content", "{{ answer }}", escape, "{# nothing #}"):
         template.write_text(text)
         with pytest.raises(BadInput) as caught:
             list(read_records(f"{rows}?prompt={template}"))
@@ -151,13 +141,8 @@ def test_a_jinja_prompt_is_put_around_each_question(folder: Path, tmp_path: Path
 def test_reason_rft_prompts_by_the_type_of_the_question(
     folder: Path, question: str, answer: str, suffix: str
 ) -> None:
-    row = {
-        "id": "geomath_1",
-        "image": "images/0.png",
-        "problem": question,
-        "solution": f"<answer>{answer}</answer>",
-        "answer": answer,
-    }
+    row = {"id": "geomath_1", "image": "images/0.png", "problem": question, "answer": answer}
+    row["solution"] = f"<answer>{answer}</answer>"
     assert suffix in one(write(folder, row) + "?prompt=reason_rft").question
 
 
@@ -187,33 +172,34 @@ def mini_o3_chat(*replies: str, results: tuple[str, ...]) -> dict[str, Any]:
         chat.append({"from": "gpt", "value": reply})
         if i < len(results):
             chat.append({"from": "human", "value": results[i]})
-    count = 1 + sum("<image>" in result for result in results)
+    images = [f"images/{i}.png" for i in range(1 + sum("<image>" in result for result in results))]
+    return {"id": "c1", "conversations": chat, "images": images, "image_names": ["a"]}
+
+
+def pixel_reasoner_chat(*replies: str) -> dict[str, Any]:
+    """Each reply but the last one is a call, whose result is the next picture."""
+    question = [{"image": "images/0.png"}, {"text": "What color?"}]
+    chat: list[dict[str, Any]] = [{"role": "system", "content": [{"text": "You are a helpful assistant."}]}]
+    chat.append({"role": "user", "content": question})
+    for i, reply in enumerate(replies, 1):
+        chat.append({"role": "assistant", "content": [{"text": reply}]})
+        if i < len(replies):
+            shown = [{"text": "The cropped image (40x20):"}, {"image": f"images/{i}.png"}]
+            chat.append({"role": "user", "content": shown})
+    return {"message_list": chat}
+
+
+def messages_chat(name: str, *texts: str) -> dict[str, Any]:
+    chat = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
     return {
-        "id": "c1",
-        "conversations": chat,
-        "images": [f"images/{i}.png" for i in range(count)],
-        "image_names": ["a"],
+        "id": name,
+        "messages": chat,
+        "images": [f"images/{i}.png" for i in range(" ".join(texts).count("<image>"))],
     }
 
 
-def pixel_reasoner_chat(*replies: str, results: tuple[tuple[str, int | None], ...]) -> dict[str, Any]:
-    turns = [
-        {"role": "system", "content": [{"text": "You are a helpful assistant."}]},
-        {"role": "user", "content": [{"image": "images/0.png"}, {"text": "What color?"}]},
-    ]
-    for i, reply in enumerate(replies):
-        turns.append({"role": "assistant", "content": [{"text": reply}]})
-        if i < len(results):
-            text, image = results[i]
-            turns.append(
-                {
-                    "role": "user",
-                    "content": [{"text": text}, *([{"image": f"images/{image}.png"}] if image else [])],
-                }
-            )
-    return {"message_list": turns}
-
-
+RED = "<think>It is red.</think><answer>red</answer>"
+ZOOM = '{"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [0, 0, 40, 40], "label": "it"}}'
 CHATS = {
     "mini_o3, boxes of four decimals, a line break after the thought": mini_o3_chat(
         ground("[0.1234, 0.0501, 0.6789, 0.9]").replace("</think>", "</think>\n"),
@@ -225,106 +211,55 @@ CHATS = {
         ground("[0.1, 0.1, 0.1, 0.1]"),
         "<think>x</think><grounding>{broken</grounding>",
         ground("[0.25, 0.5, 0.75, 1.0]"),
-        "<think>It is red.</think><answer>red</answer>",
+        RED,
         results=("Execution error: empty box", "ERROR: not JSON", SHOWN.format(1)),
     ),
-    "mini_o3, a box of 1.02": mini_o3_chat(
-        ground("[0.5, 0.5, 1.02, 1.0]"), "<think>Red.</think><answer>red</answer>", results=(SHOWN.format(1),)
-    ),
+    "mini_o3, a box of 1.02": mini_o3_chat(ground("[0.5, 0.5, 1.02, 1.0]"), RED, results=(SHOWN.format(1),)),
     "pixel_reasoner, a crop that is wrong on purpose": pixel_reasoner_chat(
         crop("[0.0, 0.0, 0.3, 0.3]"),
         crop("[0.5, 0.25, 0.9, 0.75]", 1, "That is the wall. Again."),
         "It is red: \\boxed{red}.",
-        results=(("The cropped image (40x20):", 1), ("The cropped image (40x20):", 2)),
     ),
-    "reason_rft, a caption": {
-        "id": "trance_1",
-        "messages": [
-            {"role": "user", "content": "<image><image>What changed?"},
-            {"role": "assistant", "content": CAPTION},
-        ],
-        "images": ["images/0.png", "images/1.png"],
-    },
-    "r1_v, an answer without tags": {
-        "id": "d1",
-        "messages": [{"role": "user", "content": "<image>How many?"}, {"role": "assistant", "content": "7"}],
-        "images": ["images/0.png"],
-    },
-    "deepeyes, a label": {
-        "id": "d2",
-        "messages": [
-            {"role": "user", "content": "<image>How many?"},
-            {
-                "role": "assistant",
-                "content": '<think>t</think>\n<tool_call>\n{"name": "image_zoom_in_tool", "arguments": '
-                '{"bbox_2d": [0, 0, 40, 40], "label": "it"}}\n</tool_call>',
-            },
-            {"role": "user", "content": "<tool_response><image></tool_response>"},
-            {"role": "assistant", "content": "<think>t</think><answer>7</answer>"},
-        ],
-        "images": ["images/0.png", "images/1.png"],
-    },
+    "reason_rft, a caption": messages_chat("trance_1", "<image><image>What changed?", CAPTION),
+    "r1_v, an answer without tags": messages_chat("d1", "<image>How many?", "7"),
+    "deepeyes, a label": messages_chat(
+        "d2",
+        "<image>How many?",
+        f"<think>t</think>\n<tool_call>\n{ZOOM}\n</tool_call>",
+        "<tool_response><image></tool_response>",
+        "<think>t</think><answer>7</answer>",
+    ),
 }
+LEARNT: list[tuple[list[bool], list[str | None], list[list[float]]]] = [
+    ([True] * 3, ["img0", "obs1", None], [[0.1234, 0.0501, 0.6789, 0.9], [0.25, 0.5, 0.75, 1.0]]),
+    ([False, False, True, True], [None, None, "img0", None], [[0.25, 0.5, 0.75, 1.0]]),
+    ([False, True], ["img0", None], [[0.5, 0.5, 1.0, 1.0]]),
+    ([False, True, True], ["img0", "img0", None], [[0.0, 0.0, 0.3, 0.3], [0.5, 0.25, 0.9, 0.75]]),
+    ([True], [None], []),
+    ([True], [None], []),
+    ([True, True], ["img0", None], [[0.0, 0.0, 0.5, 1.0]]),
+]
+"""Of each chat: which turns are learnt, the targets of its turns, the boxes of its calls."""
 
 
-@pytest.mark.parametrize(
-    ("name", "learnt", "calls", "boxes"),
-    [
-        (
-            *(
-                "mini_o3, boxes of four decimals, a line break after the thought",
-                [True] * 3,
-                ["img0", "obs1", None],
-            ),
-            [[0.1234, 0.0501, 0.6789, 0.9], [0.25, 0.5, 0.75, 1.0]],
-        ),
-        (
-            *(
-                "mini_o3, a refused call, a call that is no JSON",
-                [False, False, True, True],
-                [None, None, "img0", None],
-            ),
-            [[0.25, 0.5, 0.75, 1.0]],
-        ),
-        ("mini_o3, a box of 1.02", [False, True], ["img0", None], [[0.5, 0.5, 1.0, 1.0]]),
-        (
-            *("pixel_reasoner, a crop that is wrong on purpose", [False, True, True], ["img0", "img0", None]),
-            [[0.0, 0.0, 0.3, 0.3], [0.5, 0.25, 0.9, 0.75]],
-        ),
-        ("deepeyes, a label", [True, True], ["img0", None], [[0.0, 0.0, 0.5, 1.0]]),
-        ("reason_rft, a caption", [True], [None], []),
-    ],
-)
-def test_what_is_learnt_of_a_chat_and_what_stays_context(
-    folder: Path, name: str, learnt: list[bool], calls: list[str | None], boxes: list[list[float]]
-) -> None:
+@pytest.mark.parametrize(("name", "expected"), zip(CHATS, LEARNT, strict=True))
+def test_what_is_learnt_of_a_chat_and_what_stays_context(folder: Path, name: str, expected: tuple) -> None:
     record = one(write(folder, CHATS[name]))
     assert isinstance(record, Demonstration)
-    assert [step.learn for step in record.turns] == learnt
-    assert [step.target for step in record.turns] == calls
-    assert [step.arguments["box"] for step in record.turns if step.op] == boxes
+    boxes = [step.arguments["box"] for step in record.turns if step.op]
+    assert ([step.learn for step in record.turns], [step.target for step in record.turns], boxes) == expected
 
 
-DIALECT_OF = {
-    "mini_o3": "mini_o3",
-    "pixel_reasoner": "pixel_reasoner",
-    "reason_rft": "plain",
-    "r1_v": "plain",
-    "deepeyes": "deepeyes",
-}
+DIALECT_OF = {"reason_rft": "plain", "r1_v": "plain"}
+"""Where it is not that of the chat's name."""
 
 
-def player(dialect: str, **dialogue: Any) -> Player:
+def player(dialect: str) -> Player:
     size = {"min_pixels": 64 * 32, "max_pixels": 80 * 48}
-    config = {
-        "dialect": dialect,
-        "max_context": 4096,
-        "input": size,
-        "crop": size,
-        "system": "none",
-        **dialogue,
-    }
-    return Player(parse({"dialogue": config, "learner": {"row_tokens": 4096}}), str(nano_folder()))
+    dialogue = {"dialect": dialect, "max_context": 4096, "input": size, "crop": size, "system": "none"}
+    if dialect == "deepeyes":
+        dialogue["input"] = {"min_pixels": 160 * 64, "max_pixels": 160 * 96}
+    return Player(parse({"dialogue": dialogue, "learner": {"row_tokens": 4096}}), str(nano_folder()))
 
 
 def texts(trajectory: Trajectory) -> list[str]:
@@ -335,17 +270,15 @@ def texts(trajectory: Trajectory) -> list[str]:
 def test_a_chat_is_trained_on_in_its_own_words(folder: Path, name: str) -> None:
     record = one(write(folder, CHATS[name]))
     assert isinstance(record, Demonstration)
-    wide = {"input": {"min_pixels": 160 * 64, "max_pixels": 160 * 96}} if name.startswith("deepeyes") else {}
-    p = player(DIALECT_OF[name.partition(",")[0]], **wide)
+    system = name.partition(",")[0]
+    p = player(DIALECT_OF.get(system, system))
     trajectory, _ = p.play(record)
     said = [step.verbatim.text for step in record.turns if step.verbatim is not None]
     # Pixels of the file become pixels of the view; what is around the call stays
     if name.startswith("deepeyes"):
         width, height = trajectory.images[0].view_size
-        call = {
-            "name": "image_zoom_in_tool",
-            "arguments": {"bbox_2d": [0, 0, width // 2, height], "label": "it"},
-        }
+        arguments = {"bbox_2d": [0, 0, width // 2, height], "label": "it"}
+        call = {"name": "image_zoom_in_tool", "arguments": arguments}
         written = json.dumps(call, separators=(",", ":"))
         assert texts(trajectory)[0] == f"<think>t</think>\n<tool_call>\n{written}\n</tool_call>"
         said = said[1:]
@@ -410,9 +343,8 @@ def test_a_masked_call_with_an_invalid_box_is_context_and_does_not_end_the_job(
         {"think": "No, here.", "op": "zoom_in", "box": [0.0, 0.0, 0.75, 1.0]},
         {"think": "Red.", "answer": "red"},
     ]
-    record = Demonstration.model_validate(
-        {"id": "d", "question": "?", "media": media, "answers": ["red"], "turns": turns}
-    )
+    fields = {"question": "?", "media": media, "answers": ["red"], "turns": turns}
+    record = Demonstration.model_validate({"id": "d", **fields})
     trajectory, views = player(dialect).play(record)
     assert [o.status for o in trajectory.observations] == ["error", "ok"]
     assert [turn.learn for turn in trajectory.turns if turn.is_policy] == [False, True, True]
@@ -426,10 +358,6 @@ Pixel-Reasoner, a clip | pixel_reasoner
 [{"qid": "mv-7", "question": "Which?", "answer": ["red", "dark red"], "image": ["images/0.png", "images/1.png"],
  "is_video": true}, {"id": "mv-7", "task": "mv", "answers": ["red", "dark red"]}]
 
-Reason-RFT | reason_rft
-[{"id": "geomath_1", "image": "images/0.png", "problem": "What?", "solution": "<answer> 12 </answer>", "answer":
- "12"}, {"id": "geomath_1", "answers": ["12"]}]
-
 Reason-RFT, two images | reason_rft
 [{"id": "trance_1", "image": ["images/0.png", "images/1.png"], "problem": "What changed?", "solution":
  "<answer>change_size(0, large)</answer>", "answer": "change_size(0, large)"}, {"scorer": "func_seq"}]
@@ -440,9 +368,6 @@ Reason-RFT, text alone | reason_rft
 
 Reason-RFT, text alone, without an answer column | reason_rft_text
 [{"id": "t1", "problem": "3 + 4?", "solution": "<answer>7</answer>"}, {"answers": ["7"], "media": []}]
-
-TTRL | ttrl
-[{"prompt": "3 + 4?", "answer": "7", "source": "AIME-TTT", "id": "3"}, {"id": "AIME-TTT-3", "scorer": "math"}]
 
 TTRL, without an answer | ttrl
 [{"prompt": "3 + 4?", "source": "AIME-TTT", "id": "3"}, {"id": "AIME-TTT-3", "answers": null, "scorer": "math"}]
@@ -473,15 +398,6 @@ R1-V, evaluation | r1v_evaluation
 [{"image_path": "images/0.png", "question": "How many?", "ground_truth": "7"}, {"answers": ["7"], "split":
  "test"}]
 
-EasyR1 | easyr1
-[{"problem": "<image>What?", "answer": "red", "images": ["images/0.png"], "level": 3}, {"answers": ["red"]}]
-
-EasyR1, images inside the text | easyr1
-[{"problem": "Is <image> like <image>?", "answer": "no", "images": ["images/0.png", "images/1.png"]},
- {"question": "Is <image> like <image>?"}]
-
-EasyR1, a clip and text | easyr1
-[{"problem": "<video>What?", "answer": "red", "videos": [["images/0.png"]]}, {}]
 """
 """What it is | its format, and the row with fields of its question as JSON."""
 
@@ -502,15 +418,8 @@ COT = "<think>3 and 4.</think>\n<answer>7</answer>"
     "row",
     [
         {"id": "clevr_1", "image": "images/0.png", "problem": "How many?", "answer": "7", "cot": COT},
-        {"id": "clevr_1", "image": ["images/0.png", "images/1.png"], "problem": "How many?", "solution": "7", "cot": COT},
         {"id": "text_1", "problem": "3 + 4?", "answer": "7", "cot": COT, "level": 2},
-        {
-            "id": "trance_1",
-            "image": "images/0.png",
-            "problem": "What changed?",
-            "answer": "change_size(0, large)",
-            "cot": CAPTION,
-        },
+        {"id": "trance_1", "image": "images/0.png", "problem": "?", "answer": "change_size(0, large)", "cot": CAPTION},
     ],
 )  # fmt: skip
 def test_reason_rft_rows_with_a_chain_of_thought_are_demonstrations(
@@ -528,25 +437,20 @@ def test_images_inside_a_question_are_shown_where_it_says(folder: Path) -> None:
     question = one(write(folder, row))
     r = player("plain").renderer
     views = [ImageView(id=f"img{i}", view_size=(64, 32)) for i in range(2)]
-    (turn,) = r.prompt(question, views)
-    text = r.tokenizer.decode(turn.tokens, skip_special_tokens=False)
-    shown = re.sub(r"<\|vision_start\|>(<\|image_pad\|>)+<\|vision_end\|>", "[picture]", text)
-    assert "Is [picture] like [picture]?" in shown
+
+    def shown(asked: Question) -> str:
+        (turn,) = r.prompt(asked, views)
+        text = r.tokenizer.decode(turn.tokens, skip_special_tokens=False)
+        return re.sub(r"<\|vision_start\|>(<\|image_pad\|>)+<\|vision_end\|>", "[picture]", text)
+
+    assert "Is [picture] like [picture]?" in shown(question)
     literal = question.model_copy(update={"question": "What does <image> mean?"})
-    assert "[picture][picture]What does <image> mean?" in re.sub(
-        r"<\|vision_start\|>(<\|image_pad\|>)+<\|vision_end\|>",
-        "[picture]",
-        r.tokenizer.decode(r.prompt(literal, views)[0].tokens, skip_special_tokens=False),
-    )
+    assert "[picture][picture]What does <image> mean?" in shown(literal)
 
 
 def test_the_earlier_questions_of_a_prompt_are_its_history(folder: Path) -> None:
     row = deepeyes("vstar")
-    row["prompt"] = [
-        *row["prompt"],
-        {"role": "assistant", "content": "7"},
-        {"role": "user", "content": "Sure?"},
-    ]
+    row["prompt"] += [{"role": "assistant", "content": "7"}, {"role": "user", "content": "Sure?"}]
     question = one(write(folder, row))
     expected = ("Sure?", [("How many?", "7", ["img0"])])
     assert (question.question, [(e.question, e.answer, e.media) for e in question.history]) == expected
@@ -555,16 +459,13 @@ def test_the_earlier_questions_of_a_prompt_are_its_history(folder: Path) -> None
 
 
 def test_the_test_sets_of_reason_rft_have_names(folder: Path) -> None:
-    (folder / "image").mkdir()
-    Image.new("RGB", (8, 8)).save(folder / "image/a.png")
     row = {"id": "1", "image": "a.png", "problem": "How many?", "answer": "3"}
     trance = {**row, "image": ["a.png", "a.png"], "answer": "change_size(0, large)"}
     answers = {"structure_perception/geometry3k.json": {**row, "answer": "B"}}
     scorers, asked = {}, {}
     for split, (name, *_) in REASON_RFT.items():
-        (folder / name).parent.mkdir(exist_ok=True)
         content = answers.get(name, trance if "trance" in name else row)
-        (folder / name).write_text(json.dumps([content]))
+        write_files(folder, {name: [content], "image/a.png": PICTURE})
         (question,) = readers.read(f"reason_rft_tests:{folder}?split={split}")
         (prompted,) = readers.read(f"reason_rft_tests:{folder}?split={split}&prompt=reason_rft&scorer=exact")
         assert isinstance(question, Question), question
@@ -572,9 +473,8 @@ def test_the_test_sets_of_reason_rft_have_names(folder: Path) -> None:
         assert (question.split, prompted.scorer, prompted.answers) == (split, "exact", question.answers)
         asked[split] = prompted.question.removeprefix(question.question)
         scorers[split] = question.scorer
-    assert [scorers[split] for split in ("counting_id", "structure_ood", "transformation_left")] == [
-        *("math", "mc_letter", "func_seq_eval")
-    ]
+    assert (scorers["counting_id"], scorers["structure_ood"]) == ("math", "mc_letter")
+    assert scorers["transformation_left"] == "func_seq_eval"
     assert "a number" in asked["counting_ood"]
     for split in REASON_RFT:
         assert "transformation" not in split or "the sequence of functions" in asked[split]

@@ -6,41 +6,30 @@ import asyncio
 from collections.abc import Sequence
 
 import numpy as np
+import playing
 import pytest
 from dialogue_models import ScriptedSession, image_view, pixels, renderer
+from playing import RealTools
 
 from pixelis.config import DialogueConfig
 from pixelis.dialogue.agent import Episode, Limits, run_episode
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import Completion, SamplingParams
 from pixelis.errors import DeadlineExceeded, InfraFailure
-from pixelis.operations import Scene, execute
 from pixelis.operations.pixel_budget import PixelBudget, fit
-from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory, Turn
+from pixelis.records import ImageView, Observation, Question, StopReason, Trajectory, Turn
 
 PICTURE = np.random.default_rng(1).integers(0, 256, (800, 1000, 3), dtype=np.uint8)
 QUESTION = Question(id="q", question="Which digit?", answers=["7"])
 LIMITS = Limits(max_turns=4, max_turn_tokens=64, max_context=512, max_images=4)
 ANSWER = "<answer>7</answer>"
 NANO = "nano"
+SAMPLING = SamplingParams(seed=5)
 
 
 def call(box: Sequence[int] = (200, 200, 600, 600), target: str = "") -> str:
     where = f',"target":"{target}"' if target else ""
     return f'<tool_call>{{"name":"zoom_in","arguments":{{"bbox_2d":[{",".join(map(str, box))}]{where}}}}}</tool_call>'
-
-
-class RealTools:
-    """The registry's operations on one picture."""
-
-    def __init__(self, name: str = NANO):
-        step = renderer(name).spec.multiple
-        self.budget, self.multiple = PixelBudget(step * step * 16, step * step * 16), step
-        self.asked: list[Action] = []
-
-    async def execute(self, action: Action, images: list[ImageView], objects: dict):
-        self.asked.append(action)
-        return execute(action, Scene({"img0": PICTURE}, images, budget=self.budget, multiple=self.multiple))
 
 
 class Failing:
@@ -56,58 +45,50 @@ class Failing:
 
 
 def play(
-    lines, tools="real", limits=LIMITS, name=NANO, sampling=None, images=None
+    lines, tools="real", limits=LIMITS, name=NANO, sampling=SAMPLING, images=None
 ) -> tuple[Episode, ScriptedSession]:
-    session = ScriptedSession(renderer(name), lines)
+    r = renderer(name)
+    session = ScriptedSession(r, lines)
     images = [image_view(name)] if images is None else images
-    views = [fit(PICTURE, PixelBudget(1, 10**7), 1)[: i.view_size[1], : i.view_size[0]] for i in images]
-    tools = RealTools(name) if tools == "real" else tools
-    sampling = sampling or SamplingParams(seed=5)
+    views = [PICTURE[: i.view_size[1], : i.view_size[0]] for i in images]
+    tools = RealTools({"img0": PICTURE}, r) if tools == "real" else tools
     told: list[tuple[Turn, list[np.ndarray]]] = []
-    fixed = (tools, limits, sampling, "g", 3)
-    playing = run_episode(
-        session, renderer(name), QUESTION, images, views, *fixed, on_turn=lambda *turn: told.append(turn)
+    episode = playing.run(
+        session, QUESTION, images, views, tools, limits, sampling, on_turn=lambda *turn: told.append(turn)
     )
-    episode = asyncio.run(playing)
-    # Whoever watches is told every turn after the prompt, in order, with its views; but none that the engine
-    # broke.
+    # Whoever watches is told every turn after the prompt with its views; but none that the engine broke.
     after = [turn for turn in episode.trajectory.turns if turn.role in ("assistant", "tool")]
-    assert [turn for turn, _ in told] == (
-        after[: len(told)] if episode.trajectory.stop_reason is StopReason.ERROR else after
-    )
+    broken = episode.trajectory.stop_reason is StopReason.ERROR
+    assert [turn for turn, _ in told] == (after[: len(told)] if broken else after)
     assert [v.shape for _, added in told for v in added] == [v.shape for v in episode.views[len(images) :]]
     return episode, session
 
 
 def sound(episode: Episode, limits: Limits = LIMITS, name: str = NANO) -> Trajectory:
     """What must hold for every episode, however it ended."""
-    trajectory, spec = episode.trajectory, renderer(name).spec
-    assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
-    assert [v.shape for v in episode.views] == [
-        (i.view_size[1], i.view_size[0], 3) for i in trajectory.images
-    ]
-    tokens = trajectory.token_ids()
+    t, spec = episode.trajectory, renderer(name).spec
+    assert Trajectory.model_validate_json(t.model_dump_json()) == t
+    assert [v.shape for v in episode.views] == [(i.view_size[1], i.view_size[0], 3) for i in t.images]
+    tokens = t.token_ids()
     assert tokens.count(spec.image_token) == sum(spec.image_tokens(*v.shape[:2]) for v in episode.views)
     assert len(tokens) <= limits.max_context
-    assert [i for turn in trajectory.turns for i in turn.images] == [i.id for i in trajectory.images]
-    assert (trajectory.answer is not None) == (trajectory.stop_reason is StopReason.ANSWER)
-    return trajectory
+    assert [i for turn in t.turns for i in turn.images] == [i.id for i in t.images]
+    assert (t.answer is not None) == (t.stop_reason is StopReason.ANSWER)
+    return t
 
 
 @pytest.mark.parametrize("name", ["nano", "large"])
 def test_zoom_twice_then_answer(name: str):
     limits = Limits(4, 200, 4000, 4)
-    size = image_view(name).view_size
-    first = call([0, 0, 500, 500] if name == "nano" else [0, 0, size[0] // 2, size[1] // 2])
-    second = call([500, 500, 1000, 1000] if name == "nano" else [size[0] // 2, size[1] // 2, *size], "obs1")
+    w, h = (1000, 1000) if name == "nano" else image_view(name).view_size
+    first, second = call([0, 0, w // 2, h // 2]), call([w // 2, h // 2, w, h], "obs1")
     episode, session = play([first, second, ANSWER], limits=limits, name=name)
     t = sound(episode, limits, name)
     assert (t.stop_reason, t.answer, t.policy_version, t.group_id) == (StopReason.ANSWER, "7", 3, "g")
-    assert [i.id for i in t.images] == ["img0", "obs1", "obs2"]
     expected = [("img0", (0.0, 0.0, 0.5, 0.5)), ("obs1", (0.5, 0.5, 1.0, 1.0))]
     assert [(i.parent, i.box) for i in t.images[1:]] == expected
-    expected = ["obs1 = zoom_in(img0)", "obs2 = zoom_in(obs1)"]
-    assert [turn.text for turn in t.turns if turn.role == "tool"] == expected
+    told = [turn for turn in t.turns if turn.role == "tool"]
+    assert [turn.text for turn in told] == ["obs1 = zoom_in(img0)", "obs2 = zoom_in(obs1)"]
     step = renderer(name).spec.multiple
     budget = PixelBudget(step * step * 16, step * step * 16)
     np.testing.assert_array_equal(episode.views[1], fit(PICTURE[:400, :500], budget, step))
@@ -115,9 +96,7 @@ def test_zoom_twice_then_answer(name: str):
     # The engine hears the whole prompt once, then only what is new.
     prompt = [turn for turn in t.turns[:2] if turn.role in ("system", "user")]
     assert session.calls[0][0] == [token for turn in prompt for token in turn.tokens]
-    assert [tokens for tokens, *_ in session.calls[1:]] == [
-        turn.tokens for turn in t.turns if turn.role == "tool"
-    ]
+    assert [tokens for tokens, *_ in session.calls[1:]] == [turn.tokens for turn in told]
     assert [views for _, views, _ in session.calls] == [1, 1, 1]
     assert t.operations_ok == 2
     assert session.closed >= 1
@@ -129,13 +108,15 @@ def test_a_turn_that_its_call_ends_is_closed_in_front_of_the_observation():
     r = Renderer(base.tokenizer, base.spec, DialogueConfig(dialect="mini_o3"), list(base.operations.values()))
     text = '<think>t</think><grounding>{"bbox_2d": [0, 0, 0.5, 0.5], "source": "original_image"}</grounding>'
     said = r.tokenizer.encode(text, add_special_tokens=False)
-    session, view = ScriptedSession(r, [said, ANSWER]), image_view(NANO)
-    fixed = (RealTools(), Limits(4, 200, 4000, 4), SamplingParams(), "g", 3)
-    playing = run_episode(session, r, QUESTION, [view], [pixels(view)], *fixed)
-    t = asyncio.run(playing).trajectory
+    session, view, tools = (
+        ScriptedSession(r, [said, ANSWER]),
+        image_view(NANO),
+        RealTools({"img0": PICTURE}, r),
+    )
+    t = playing.run(session, QUESTION, [view], [pixels(view)], tools, Limits(4, 200, 4000, 4)).trajectory
     assert (t.stop_reason, t.answer, t.operations_ok) == (StopReason.ANSWER, "7", 1)
     assert [sampling.stop for *_, sampling in session.calls] == ["</grounding>"] * 2
-    assert session.calls[1][0][:2] == [r.spec.stop, *r.tokenizer.encode("\n", add_special_tokens=False)][:2]
+    assert session.calls[1][0][0] == r.spec.stop
     first, seen, _ = t.turns[-3:]
     assert (first.tokens, seen.tokens) == (said, session.calls[1][0])
     assert r.dialect.well_formed(first.text)
@@ -248,10 +229,8 @@ def test_a_failing_engine_is_a_stop_reason(line, stop, cause):
 
 def test_views_that_do_not_match_their_description_never_reach_training():
     view = image_view(NANO)
-
-    session, small = ScriptedSession(renderer(NANO), [ANSWER]), pixels(view)[:16]
-    fixed = (None, LIMITS, SamplingParams(), "g", 0)
-    episode = asyncio.run(run_episode(session, renderer(NANO), QUESTION, [view], [small], *fixed))
+    session = ScriptedSession(renderer(NANO), [ANSWER])
+    episode = playing.run(session, QUESTION, [view], [pixels(view)[:16]], None, LIMITS)
     assert (episode.trajectory.stop_reason, episode.trajectory.unscored) == (StopReason.ERROR, "bad_views")
     assert (episode.trajectory.turns, episode.views) == ([], [])
 
@@ -276,9 +255,7 @@ def test_cancellation_passes_and_closes_the_session():
 
 
 def test_the_engine_gets_the_callers_sampling_with_the_room_of_the_turn():
-    _, session = play(
-        [call(), call(), ANSWER], sampling=SamplingParams(temperature=0.7, top_p=0.9, max_tokens=1, seed=11)
-    )
-    assert [s for *_, s in session.calls] == [
-        SamplingParams(temperature=0.7, top_p=0.9, max_tokens=64, seed=11)
-    ] * 3
+    asked = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=1, seed=11)
+    _, session = play([call(), ANSWER], sampling=asked)
+    given = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=64, seed=11)
+    assert [s for *_, s in session.calls] == [given] * 2

@@ -7,36 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from dialogue_models import ScriptedSession, renderer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pixelis.config import parse
 from pixelis.dialogue.augmentation import FITS, AugmentedSession, Correction
 from pixelis.dialogue.session import Completion, SamplingParams
-from pixelis.errors import BadConfig
 
 PICTURE = np.random.default_rng(7).integers(20, 236, (32, 24, 3)).astype(np.uint8)
-
-
-class Recorder:
-    """A session that keeps the views it gets."""
-
-    def __init__(self) -> None:
-        self.views: list[list[np.ndarray]] = []
-        self.closed = False
-
-    async def generate(
-        self,
-        tokens: Sequence[int],
-        views: Sequence[np.ndarray],
-        sampling: SamplingParams,
-        on_tokens: object = None,
-    ) -> Completion:
-        self.views.append(list(views))
-        return Completion([1], [0.0], "stop")
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def lit(picture: np.ndarray, light: Sequence[float]) -> np.ndarray:
@@ -74,24 +52,20 @@ def test_crops_are_corrected_as_their_picture() -> None:
     """A crop of a red card is red: its own mean colour says nothing about the light."""
     picture = lit(PICTURE, (1.0, 0.8, 0.6))
     picture[:8, :8] = (200, 20, 20)
-    inner = Recorder()
+    shown: list[list[np.ndarray]] = []
+
+    class Recorder(ScriptedSession):
+        async def generate(self, tokens, views, sampling, on_tokens=None):
+            shown.append(list(views))
+            return Completion([1], [0.0], "stop")
+
+    inner = Recorder(renderer("nano"), [])
     session = AugmentedSession(inner, "grey_world")
-
-    async def two_turns() -> None:
-        await session.generate([1], [picture], SamplingParams())
-        await session.generate([2], [picture[:8, :8]], SamplingParams())
-        await session.generate([3], [], SamplingParams())
-
-    asyncio.run(two_turns())
-    (whole,), (crop,), nothing = inner.views
+    for views in ([picture], [picture[:8, :8]], []):
+        asyncio.run(session.generate([1], views, SamplingParams()))
+    (whole,), (crop,), nothing = shown
     np.testing.assert_array_equal(whole[:8, :8], crop)
     assert not np.array_equal(whole, picture)
     assert nothing == []
     session.close()
-    assert inner.closed
-
-
-def test_unknown_corrections_are_refused_by_the_configuration() -> None:
-    with pytest.raises(BadConfig, match="augmentations"):
-        parse({"serve": {"augmentations": ["sepia"]}})
-    assert parse({"serve": {"augmentations": sorted(FITS)}}).serve.augmentations == sorted(FITS)
+    assert inner.closed == 1

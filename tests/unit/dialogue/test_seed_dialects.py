@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
+import playing
 import pytest
 import skimage.data
 from clips import encode, footage
 from dialogue_models import ScriptedSession, nano_folder, renderer
 from PIL import Image
+from playing import RealTools
 from pydantic import ValidationError
 
 from pixelis.config import DialogueConfig, ToolboxConfig, parse
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.media import open_media
-from pixelis.dialogue.agent import Episode, Limits, run_episode
+from pixelis.dialogue.agent import Limits
 from pixelis.dialogue.dialects import DIALECTS, offered
 from pixelis.dialogue.render import Renderer
-from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadConfig, DataFailure, OperationError
-from pixelis.operations import OPERATIONS, Scene, execute
+from pixelis.operations import OPERATIONS
 from pixelis.operations.media import first_look
-from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.scale import Scale
-from pixelis.records import Action, Demonstration, ImageView, Media, Observation, Question, StopReason
+from pixelis.records import (
+    Action,
+    Demonstration,
+    ImageView,
+    Media,
+    Observation,
+    Question,
+    StopReason,
+    Trajectory,
+)
 from pixelis.rewards import formats
 
 VIEWS = [ImageView(id="img0", view_size=(560, 280)), ImageView(id="obs1", view_size=(280, 140))]
@@ -52,14 +60,16 @@ def crop(box: str, target: str = "1") -> str:
     return f'<tool_call>{{"name":"crop_image_normalized","arguments":{{"bbox_2d":{box},"target_image":{target}}}}}</tool_call>'
 
 
-def frames(numbers: str) -> str:
-    return f'Let us see.\n<tool_call>{{"name":"select_frames","arguments":{{"target_frames":{numbers}}}}}</tool_call>'
+def frames(numbers: str, think: str = "Let us see.") -> str:
+    return f'{think}\n<tool_call>{{"name":"select_frames","arguments":{{"target_frames":{numbers}}}}}</tool_call>'
 
 
 def tool(arguments: str, name: str = "image_zoom_in_tool") -> str:
     return f'<think>t</think><tool_call>{{"name":"{name}","arguments":{arguments}}}</tool_call>'
 
 
+SELECT = Action(op="select_frames", target="vid0", arguments={"frames": [2, 3, 8]})
+ROTATE = Action(op="rotate", arguments={"angle": 90})
 FORMS = [
     ("mini_o3", PICTURE, zoom(), ground("[0.1, 0.25, 0.5, 0.75]")),
     ("mini_o3", PICTURE, zoom("obs1"), ground("[0.1, 0.25, 0.5, 0.75]", '"observation_1"')),
@@ -68,20 +78,10 @@ FORMS = [
     ("pixel_reasoner", PICTURE, zoom(padding=0.1), "t\n" + crop("[0.1,0.25,0.5,0.75]")),
     ("pixel_reasoner", PICTURE, zoom("obs1", padding=0.1), "t\n" + crop("[0.1,0.25,0.5,0.75]", "2")),
     ("pixel_reasoner", CLIP, zoom("vid0.1", padding=0.1), "t\n" + crop("[0.1,0.25,0.5,0.75]", "2")),
-    (
-        "pixel_reasoner",
-        CLIP,
-        Action(op="select_frames", target="vid0", arguments={"frames": [2, 3, 8]}),
-        frames("[3,4,9]").replace("Let us see.", "t"),
-    ),
+    ("pixel_reasoner", CLIP, SELECT, frames("[3,4,9]", "t")),
     ("deepeyes", PICTURE, zoom(), tool('{"bbox_2d":[56,70,280,210]}')),
     ("deepeyes", CLIP, zoom("vid0.0"), tool('{"bbox_2d":[28,35,140,105]}')),
-    (
-        "deepeyes",
-        PICTURE,
-        Action(op="rotate", arguments={"angle": 90}),
-        tool('{"angle":90}', "image_rotate_tool"),
-    ),
+    ("deepeyes", PICTURE, ROTATE, tool('{"angle":90}', "image_rotate_tool")),
 ]
 
 
@@ -100,32 +100,22 @@ BOX = "[0.1,0.2,0.3,0.4]"
 BAD = [
     ("mini_o3", "<grounding>look left</grounding>", "bad_json"),
     ("mini_o3", '<grounding>{"bbox_2d":[0.1,0.2', "bad_json"),
-    ("mini_o3", '{"bbox_2d":[0.1,0.2,0.3,0.4]}</grounding>', "bad_json"),
     ("mini_o3", f'<grounding>{{"bbox_2d":{BOX}}}</grounding>', "bad_arguments"),
     ("mini_o3", ground(f'{BOX},"zoom":2'), "bad_arguments"),
     ("mini_o3", ground(BOX, '"observation_2"'), "bad_target"),
     ("mini_o3", ground(BOX, '"obs1"'), "bad_target"),
-    ("mini_o3", ground("[0.1,0.2,0.3]"), "bad_box"),
     ("mini_o3", ground("[0.3,0.2,0.3,0.4]"), "bad_box"),
-    ("mini_o3", ground("[-0.1,0.2,0.3,0.4]"), "out_of_range"),
     ("mini_o3", ground("[10,20,300,400]"), "out_of_range"),
-    ("mini_o3", "<grounding>" + ground(BOX)[16:] + "</grounding>", "bad_json"),
     ("pixel_reasoner", "<tool_call>crop it</tool_call>", "bad_json"),
-    ("pixel_reasoner", crop(BOX)[:-12], "bad_json"),
     ("pixel_reasoner", tool("{}", "zoom_in"), "unknown_op"),
     ("pixel_reasoner", tool(f'{{"bbox_2d":{BOX}}}', "crop_image_normalized"), "bad_arguments"),
-    ("pixel_reasoner", tool('{"target_image":1}', "crop_image_normalized"), "bad_arguments"),
     ("pixel_reasoner", crop(BOX, '1,"padding":0.5'), "bad_arguments"),
     ("pixel_reasoner", crop(BOX, "0"), "bad_target"),
-    ("pixel_reasoner", crop(BOX, "3"), "bad_target"),
     ("pixel_reasoner", crop(BOX, '"img0"'), "bad_target"),
-    ("pixel_reasoner", crop("[0.5,20,300,40]"), "bad_box"),
     ("pixel_reasoner", crop("[10.5,20,300,40]"), "bad_box"),
     ("pixel_reasoner", frames("3"), "bad_arguments"),
-    ("pixel_reasoner", frames("[]"), "bad_arguments"),
     ("pixel_reasoner", frames("[0,1]"), "out_of_range"),
     ("deepeyes", "<tool_call>{'name':'image_zoom_in_tool'}</tool_call>", "bad_json"),
-    ("deepeyes", tool('{"bbox_2d":[1,2,30,40]')[:-12], "bad_json"),
     ("deepeyes", tool('{"bbox_2d":[1,2,30,40]}', "crop_image_normalized"), "unknown_op"),
     ("deepeyes", tool('{"bbox":[1,2,30,40]}'), "bad_arguments"),
     ("deepeyes", tool('{"bbox_2d":[0.1,0.2,0.3,0.4]}'), "bad_box"),
@@ -144,49 +134,40 @@ def test_broken_calls_are_named_not_raised_and_the_message_is_short(
 
 
 def test_what_is_not_offered_cannot_be_called() -> None:
-    for dialect, text in (
-        ("mini_o3", ground(BOX)),
-        ("pixel_reasoner", crop(BOX)),
-        ("deepeyes", tool('{"angle":90}')),
-    ):
+    turn = tool('{"angle":90}', "image_rotate_tool")
+    for dialect, text in (("mini_o3", ground(BOX)), ("pixel_reasoner", crop(BOX)), ("deepeyes", turn)):
         assert DIALECTS[dialect].parse(text, {}, PICTURE).error.code == "unknown_op"
-    without = {"zoom_in": OPERATIONS["zoom_in"]}
-    turned = DIALECTS["deepeyes"].parse(tool('{"angle":90}', "image_rotate_tool"), without, PICTURE)
-    assert turned.error.code == "unknown_op"
-    idle = DIALECTS["plain"].parse(tool('{"angle":90}', "image_rotate_tool"), ALL, PICTURE)
+    idle = DIALECTS["plain"].parse(turn, ALL, PICTURE)
     assert (idle.action, idle.answer, idle.error) == (None, None, None)
 
 
+TAGGED = ("mini_o3", "deepeyes", "plain")
+
+
 @pytest.mark.parametrize(
-    ("dialect", "text", "answer", "fine"),
+    ("dialects", "text", "answer", "fine"),
     [
-        *(
-            (name, "<think>t</think> <answer>7</answer>", "7", True)
-            for name in ("mini_o3", "deepeyes", "plain")
-        ),
-        *((name, "<answer>7</answer>", "7", False) for name in ("mini_o3", "deepeyes", "plain")),
-        *(
-            (name, "<think>t</think><answer>1</answer><answer>7</answer>", "7", False)
-            for name in ("mini_o3", "plain")
-        ),
-        *((name, "seven", None, False) for name in SEEDS),
-        *((name, "<think>t</think>It is \\boxed{7}", "7", False) for name in ("deepeyes", "plain")),
-        ("mini_o3", "<think>t</think>It is \\boxed{7}", None, False),
-        ("plain", "<think>t</think><answer>\\boxed{7}</answer>", "\\boxed{7}", True),
-        ("pixel_reasoner", "So it is \\boxed{7}.", "7", True),
-        ("pixel_reasoner", "\\boxed{\\frac{1}{2}}", "\\frac{1}{2}", True),
-        ("pixel_reasoner", "$\\boxed{B}$", "B", True),
-        ("pixel_reasoner", "\\boxed{1}, no, \\boxed{7}", "7", False),
-        ("pixel_reasoner", "\\boxed{7} I think", "7", False),
-        ("pixel_reasoner", "\\boxed{7", None, False),
-        ("pixel_reasoner", "<think>\\boxed{1}?</think>It is \\boxed{7}", "7", True),
-        ("pixel_reasoner", "<answer>7</answer>", "7", False),  # its code counts the tags
+        (TAGGED, "<think>t</think> <answer>7</answer>", "7", True),
+        (TAGGED, "<answer>7</answer>", "7", False),
+        (("mini_o3", "plain"), "<think>t</think><answer>1</answer><answer>7</answer>", "7", False),
+        (SEEDS, "seven", None, False),
+        (("deepeyes", "plain"), "<think>t</think>It is \\boxed{7}", "7", False),
+        (("mini_o3",), "<think>t</think>It is \\boxed{7}", None, False),
+        (("plain",), "<think>t</think><answer>\\boxed{7}</answer>", "\\boxed{7}", True),
+        (("pixel_reasoner",), "So it is \\boxed{7}.", "7", True),
+        (("pixel_reasoner",), "\\boxed{\\frac{1}{2}}", "\\frac{1}{2}", True),
+        (("pixel_reasoner",), "\\boxed{1}, no, \\boxed{7}", "7", False),
+        (("pixel_reasoner",), "\\boxed{7} I think", "7", False),
+        (("pixel_reasoner",), "\\boxed{7", None, False),
+        (("pixel_reasoner",), "<think>\\boxed{1}?</think>It is \\boxed{7}", "7", True),
+        (("pixel_reasoner",), "<answer>7</answer>", "7", False),  # its code counts the tags
     ],
 )
-def test_answers_and_order(dialect: str, text: str, answer: str | None, fine: bool) -> None:
-    reply = DIALECTS[dialect].parse(text, ALL, PICTURE)
-    assert (reply.answer, reply.action, reply.error) == (answer, None, None)
-    assert DIALECTS[dialect].well_formed(text) is fine
+def test_answers_and_order(dialects: Sequence[str], text: str, answer: str | None, fine: bool) -> None:
+    for dialect in dialects:
+        reply = DIALECTS[dialect].parse(text, ALL, PICTURE)
+        assert (reply.answer, reply.action, reply.error) == (answer, None, None)
+        assert DIALECTS[dialect].well_formed(text) is fine
 
 
 def test_an_answer_that_would_end_its_own_box_is_refused() -> None:
@@ -199,17 +180,16 @@ def test_other_zooms_become_boxes_and_other_operations_are_refused() -> None:
     around = Action(op="zoom_in", arguments={"center": [0.9, 0.5], "factor": 2.0, "padding": 0.1})
     np.testing.assert_allclose(DIALECTS["mini_o3"].adapt(around).arguments["box"], [0.4, 0.15, 1.0, 0.85])
     assert DIALECTS["pixel_reasoner"].adapt(zoom()) == zoom(padding=0.1)
-    for name in SEEDS:
-        with pytest.raises(OperationError) as error:
-            DIALECTS[name].render(Action(op="read_text"), PICTURE)
-        assert error.value.code == "unknown_op"
-    for action in (zoom("obs1"), Action(op="rotate", arguments={"angle": 90, "box": [0, 0, 1, 1]})):
+    by_time = Action(op="select_frames", target="vid0", arguments={"times": [1.0]})
+    part = Action(op="rotate", arguments={"angle": 90, "box": [0, 0, 1, 1]})
+    for dialect, action, scale in (
+        *((name, Action(op="read_text"), PICTURE) for name in SEEDS),
+        ("deepeyes", zoom("obs1"), PICTURE),
+        ("deepeyes", part, PICTURE),
+        ("pixel_reasoner", by_time, CLIP),
+    ):
         with pytest.raises(OperationError):
-            DIALECTS["deepeyes"].render(action, PICTURE)
-    with pytest.raises(OperationError):
-        DIALECTS["pixel_reasoner"].render(
-            Action(op="select_frames", target="vid0", arguments={"times": [1.0]}), CLIP
-        )
+            DIALECTS[dialect].render(action, scale)
 
 
 def test_only_operations_with_a_form_in_the_dialect_are_offered() -> None:
@@ -244,6 +224,12 @@ def speaker(dialect: str) -> Renderer:
     return Renderer(large.tokenizer, large.spec, DialogueConfig(dialect=dialect), list(ALL.values()))
 
 
+SCHEMAS = {
+    "pixel_reasoner": ["crop_image_normalized", "select_frames"],
+    "deepeyes": ["image_zoom_in_tool", "image_rotate_tool"],
+}
+
+
 @pytest.mark.parametrize("dialect", SEEDS)
 def test_prompts_and_observations_say_how_to_reply_and_text_of_others_stays_text(dialect: str) -> None:
     r = speaker(dialect)
@@ -251,19 +237,11 @@ def test_prompts_and_observations_say_how_to_reply_and_text_of_others_stays_text
     prompt = r.prompt(Question(id="q", question="How many? <|im_end|></tool_call>"), views)
     assert [turn.role for turn in prompt] == (["user"] if dialect == "plain" else ["system", "user"])
     text = r.tokenizer.decode([t for turn in prompt for t in turn.tokens], skip_special_tokens=False)
-    rule = "\\boxed{" if dialect == "pixel_reasoner" else "answer>"
-    assert rule in text
+    assert ("\\boxed{" if dialect == "pixel_reasoner" else "answer>") in text
     assert text.count("<|image_pad|>") == 8 + 4
     assert sum(turn.tokens.count(r.spec.stop) for turn in prompt) == len(prompt)
-    if "<tools>" in text:
-        schemas = [
-            json.loads(line) for line in text.split("<tools>\n")[1].split("\n</tools>")[0].splitlines()
-        ]
-        forms = {
-            "pixel_reasoner": ["crop_image_normalized", "select_frames"],
-            "deepeyes": ["image_zoom_in_tool", "image_rotate_tool"],
-        }
-        assert [schema["function"]["name"] for schema in schemas] == forms[dialect]
+    lines = text.split("<tools>\n")[1].split("\n</tools>")[0].splitlines() if "<tools>" in text else []
+    assert [json.loads(line)["function"]["name"] for line in lines] == SCHEMAS.get(dialect, [])
     bare = r.prompt(Question(id="q", question="How many?"), views, operations=False)
     assert not any(word in turn.text for turn in bare for word in ("<tool_call>", "<grounding>", "<tools>"))
     shown = Observation(
@@ -281,28 +259,19 @@ def test_prompts_and_observations_say_how_to_reply_and_text_of_others_stays_text
 
 # -- whole episodes, with the real operations
 
-
-class Tools:
-    """The registry's operations, and one of a user, on a question's opened media."""
-
-    def __init__(self, media: dict, r: Renderer):
-        self.media, self.r = media, r
-
-    async def execute(self, action: Action, images: list[ImageView], objects: dict):
-        budget = PixelBudget(56 * 56, 112 * 112)
-        scene = Scene(self.media, images, objects, budget, budget, self.r.spec.multiple, self.r.coordinates)
-        return execute(action, scene, self.r.operations)
+ANSWER = "<think>t</think><answer>a cup</answer>"
 
 
-def play(dialect: str, lines: Sequence[str], media: Media) -> Episode:
+def play(dialect: str, lines: Sequence[str], media: Media) -> Trajectory:
     r, opened = speaker(dialect), {media.id: open_media(media, ToolboxConfig())}
     small = {"min_pixels": 56 * 56, "max_pixels": 224 * 224}
     dialogue = DialogueConfig.model_validate({"input": small, "frame": small, "frames": 3})
     images, views = first_look(opened, dialogue, r.spec.multiple)
     session, question = ScriptedSession(r, lines), Question(id="q", question="What is it?", media=[media])
-    limits, sampling = Limits(len(lines), 400, 9000, 9), SamplingParams()
-    run = run_episode(session, r, question, images, views, Tools(opened, r), limits, sampling, "g", 0)
-    return asyncio.run(run)
+    limits = Limits(len(lines), 400, 9000, 9)
+    return playing.run(
+        session, question, images, views, RealTools(opened, r, min_tokens=4), limits
+    ).trajectory
 
 
 @pytest.fixture(scope="module")
@@ -319,100 +288,85 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Media:
     return Media(id="vid0", uri=str(path), kind="video")
 
 
-def finished(episode: Episode, dialect: str, images: list[str]) -> None:
-    t = episode.trajectory
+def finished(t: Trajectory, dialect: str, images: list[str]) -> None:
     assert (t.stop_reason, t.answer, t.dialect) == (StopReason.ANSWER, "a cup", dialect)
     assert [image.id for image in t.images] == images
     assert formats.dialect(t) == float(all(turn.error is None for turn in t.turns))
 
 
 def test_an_episode_in_mini_o3_numbers_observations_by_success(picture: Media) -> None:
-    first, second = ground("[0.2,0.2,0.8,0.8]"), ground("[0.25,0.5,0.75,1.0]", '"observation_1"')
-    answer = "<think>t</think><answer>a cup</answer>"
-    episode = play(
-        "mini_o3", [first, ground("[0.2,0.2,0.8,0.8]", '"observation_9"'), second, answer], picture
-    )
-    finished(episode, "mini_o3", ["img0", "obs1", "obs2"])
-    t = episode.trajectory
+    first, lost = ground("[0.2,0.2,0.8,0.8]"), ground("[0.2,0.2,0.8,0.8]", '"observation_9"')
+    second = ground("[0.25,0.5,0.75,1.0]", '"observation_1"')
+    t = play("mini_o3", [first, lost, second, ANSWER], picture)
+    finished(t, "mini_o3", ["img0", "obs1", "obs2"])
     assert [o.code for o in t.observations] == [None, "bad_target", None]
     names = ["observation_1", "error bad_target", "observation_2"]
     assert [turn.text.split(":")[0] for turn in t.turns if turn.role == "tool"] == names
     assert t.images[2].parent == "obs1"
-    finished(play("mini_o3", [first, second, answer], picture), "mini_o3", ["img0", "obs1", "obs2"])
-    assert formats.turns(play("mini_o3", [first, answer], picture).trajectory) == 1.0
+    assert formats.turns(play("mini_o3", [first, ANSWER], picture)) == 1.0
 
 
 def test_an_episode_in_pixel_reasoner_pads_its_crops_and_counts_images(picture: Media, clip: Media) -> None:
-    episode = play(
-        "pixel_reasoner",
-        [crop("[0.2,0.2,0.8,0.8]"), "t\n" + crop("[0.2,0.2,0.8,0.8]", "2"), "\\boxed{a cup}"],
-        picture,
-    )
-    finished(episode, "pixel_reasoner", ["img0", "obs1", "obs2"])
-    t = episode.trajectory
+    answer, region = "\\boxed{a cup}", "[0.2,0.2,0.8,0.8]"
+    t = play("pixel_reasoner", [crop(region), "t\n" + crop(region, "2"), answer], picture)
+    finished(t, "pixel_reasoner", ["img0", "obs1", "obs2"])
     np.testing.assert_allclose([image.box for image in t.images[1:]], [[0.1, 0.1, 0.9, 0.9]] * 2, atol=2e-3)
     width, height = t.images[1].view_size
     shown = next(turn.text for turn in t.turns if turn.role == "tool")
     assert shown == f"Image 2, the region asked for ({width}x{height}): "
-    moving = play(
-        "pixel_reasoner", [frames("[3,4,9]"), crop("[0.2,0.2,0.8,0.8]", "5"), "\\boxed{a cup}"], clip
-    )
-    finished(moving, "pixel_reasoner", ["vid0.0", "vid0.1", "vid0.2", "obs1.0", "obs1.1", "obs1.2", "obs2"])
-    shown = moving.trajectory.images
-    assert [image.frame for image in shown[3:6]] == [2, 3, 8]
-    assert shown[6].parent == "obs1.1"
-    text = next(turn.text for turn in moving.trajectory.turns if turn.role == "tool")
-    assert "Images 4 to 6, frames 3, 4, 9" in text
+    t = play("pixel_reasoner", [frames("[3,4,9]"), crop(region, "5"), answer], clip)
+    finished(t, "pixel_reasoner", ["vid0.0", "vid0.1", "vid0.2", "obs1.0", "obs1.1", "obs1.2", "obs2"])
+    assert [image.frame for image in t.images[3:6]] == [2, 3, 8]
+    assert t.images[6].parent == "obs1.1"
+    assert "Images 4 to 6, frames 3, 4, 9" in next(turn.text for turn in t.turns if turn.role == "tool")
 
 
 def test_an_episode_in_deepeyes_zooms_in_pixels_of_the_view_and_turns_the_picture(picture: Media) -> None:
-    turn = tool('{"angle":90}', "image_rotate_tool")
-    lines = [tool('{"bbox_2d":[28,28,140,84],"label":"cup"}'), turn, "<think>t</think><answer>a cup</answer>"]
-    episode = play("deepeyes", lines, picture)
-    finished(episode, "deepeyes", ["img0", "obs1", "obs2"])
-    t = episode.trajectory
+    look, turn = tool('{"bbox_2d":[28,28,140,84],"label":"cup"}'), tool('{"angle":90}', "image_rotate_tool")
+    t = play("deepeyes", [look, turn, ANSWER], picture)
+    finished(t, "deepeyes", ["img0", "obs1", "obs2"])
     width, height = t.images[0].view_size
     np.testing.assert_allclose(
         t.images[1].box, [28 / width, 28 / height, 140 / width, 84 / height], atol=3e-3
     )
-    (wide, high), (turned_wide, turned_high) = t.images[0].view_size, t.images[2].view_size
-    assert (wide > high, turned_wide < turned_high) == (True, True)
+    turned_width, turned_height = t.images[2].view_size
+    assert (width > height, turned_width < turned_height) == (True, True)
     assert formats.balanced(t) == 0.0
 
 
 def test_an_episode_in_plain_is_one_thought_and_an_answer(picture: Media) -> None:
-    episode = play("plain", ["<think>t</think><answer>a cup</answer>"], picture)
-    finished(episode, "plain", ["img0"])
-    assert formats.think_answer(episode.trajectory) == 1.0
-    idle = play("plain", [tool('{"bbox_2d":[28,28,140,84]}')], picture).trajectory
+    t = play("plain", [ANSWER], picture)
+    finished(t, "plain", ["img0"])
+    assert formats.think_answer(t) == 1.0
+    idle = play("plain", [tool('{"bbox_2d":[28,28,140,84]}')], picture)
     assert (idle.stop_reason, formats.dialect(idle)) == (StopReason.NO_ACTION, 0.0)
 
 
-@pytest.mark.parametrize("dialect", ["mini_o3", "pixel_reasoner", "deepeyes", "plain"])
+@pytest.mark.parametrize("dialect", SEEDS)
 def test_demonstrations_are_played_as_the_dialect_says_them(dialect: str, picture: Media) -> None:
-    steps = [{"think": "closer", "op": "zoom_in", "box": [0.2, 0.2, 0.8, 0.8]}] if dialect != "plain" else []
     pixels = {"min_pixels": 64 * 64, "max_pixels": 64 * 64}
     dialogue = {"dialect": dialect, "max_context": 2048, "input": pixels, "crop": pixels}
     player = Player(parse({"dialogue": dialogue, "learner": {"row_tokens": 2048}}), str(nano_folder()))
+    steps = [{"think": "closer", "op": "zoom_in", "box": [0.2, 0.2, 0.8, 0.8]}] if dialect != "plain" else []
 
-    def shown(*turns: dict) -> Demonstration:
-        return Demonstration(
-            id="q", question="What?", media=[picture], turns=[*turns, {"think": "t", "answer": "a cup"}]
-        )
+    def played(*turns: dict) -> tuple[Trajectory, list[np.ndarray]]:
+        row = {
+            "id": "q",
+            "question": "What?",
+            "media": [picture],
+            "turns": [*turns, {"think": "t", "answer": "a cup"}],
+        }
+        return player.play(Demonstration.model_validate(row))
 
-    trajectory, views = player.play(shown(*steps))
+    trajectory, views = played(*steps)
     assert (trajectory.dialect, formats.dialect(trajectory)) == (dialect, 1.0)
     assert len(views) == len(trajectory.images) == 1 + len(steps)
-    said = [turn for turn in trajectory.turns if turn.is_policy]
-    for turn in said:
-        repeated = player.renderer.read(turn.tokens, [0.0] * len(turn.tokens), trajectory.images[:1])
-        assert (repeated[0].action is None, repeated[0].error) == (turn.action is None, None)
+    for turn in [turn for turn in trajectory.turns if turn.is_policy]:
+        read, _ = player.renderer.read(turn.tokens, [0.0] * len(turn.tokens), trajectory.images[:1])
+        assert (read.action is None, read.error) == (turn.action is None, None)
         if turn.action is not None:  # to the pixel of the view
-            np.testing.assert_allclose(
-                repeated[0].action.arguments["box"], turn.action.arguments["box"], atol=0.5 / 64
-            )
-    if dialect == "pixel_reasoner":
-        np.testing.assert_allclose(trajectory.images[1].box, [0.1, 0.1, 0.9, 0.9], atol=2e-3)
+            boxes = read.action.arguments["box"], turn.action.arguments["box"]
+            np.testing.assert_allclose(*boxes, atol=0.5 / 64)
     with pytest.raises(DataFailure) as error:
-        player.play(shown({"op": "read_text"}))
+        played({"op": "read_text"})
     assert error.value.code == "unknown_op"

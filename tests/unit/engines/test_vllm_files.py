@@ -24,8 +24,9 @@ from pixelis.engines import start_engine
 from pixelis.engines.vllm import VllmEngine, collapse
 from pixelis.engines.vllm_files import Scratch, link_model
 from pixelis.errors import BadInput, MissingDependency
+from pixelis.families import FAMILIES as REGISTRY
 from pixelis.policy.adapters import Adapter
-from pixelis.policy.export import BaseFile, checkpoint_tensors, parameter_name, write_peft
+from pixelis.policy.export import BaseFile, checkpoint_tensors, write_peft
 from pixelis.policy.lora import merge_into
 
 
@@ -39,7 +40,7 @@ def test_without_vllm_the_error_says_what_to_install():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_merged_weights_are_those_of_the_embedded_engine(family: str, tmp_path: Path):
-    base, model = BaseFile(folder(family)), stock(family)
+    base, model = BaseFile(folder(family), REGISTRY[family]), stock(family)
     plain = random_adapter(family)
     rng = np.random.default_rng(0)
     head = {"lm_head.A": rng.normal(0, 1, (LORA.rank, model.lm_head.in_features)).astype(np.float32)}
@@ -48,14 +49,16 @@ def test_merged_weights_are_those_of_the_embedded_engine(family: str, tmp_path: 
     path = base.write_merged(adapter, tmp_path / "new" / "merged.safetensors", torch.float32)
     merge_into(model, {}, adapter)  # type: ignore[arg-type]
     expected = dict(model.named_parameters())
-    changed = {parameter_name(name): tensor for name, tensor in checkpoint_tensors(path)}
+    changed = {REGISTRY[family].parameter_name(name): tensor for name, tensor in checkpoint_tensors(path)}
     assert set(changed) == {f"{name[:-2]}.weight" for name in adapter.tensors}
     assert all(torch.equal(tensor, expected[name]) for name, tensor in changed.items())
-    assert {parameter_name(name) for name, _ in checkpoint_tensors(folder(family))} == set(expected)
+    assert {REGISTRY[family].parameter_name(name) for name, _ in checkpoint_tensors(folder(family))} == set(
+        expected
+    )
 
 
 def test_whole_parameters_are_written_in_the_models_type(tmp_path: Path):
-    base = BaseFile(folder("qwen3_vl"))
+    base = BaseFile(folder("qwen3_vl"), REGISTRY["qwen3_vl"])
     name = "model.language_model.norm.weight"
     value = np.linspace(0, 1, 64, dtype=np.float32)
     adapter = Adapter({name: value}, 1, 1, "", "full")
@@ -70,27 +73,18 @@ def test_whole_parameters_are_written_in_the_models_type(tmp_path: Path):
 
 
 def test_older_checkpoints_have_other_names(tmp_path: Path):
-    shorter = {
-        "visual.blocks.0.x": 1,
-        "model.layers.0.y": 2,
-        "lm_head.weight": 3,
-        "model.embed_tokens.weight": 4,
+    names = {
+        "visual.blocks.0.x": "model.visual.blocks.0.x",
+        "model.layers.0.y": "model.language_model.layers.0.y",
+        "lm_head.weight": "lm_head.weight",
+        "model.embed_tokens.weight": "model.language_model.embed_tokens.weight",
     }
-    save_file(
-        {name: np.full(1, value, np.float32) for name, value in shorter.items()},
-        tmp_path / "model.safetensors",
-    )
-    base = BaseFile(tmp_path)
-    assert set(base.shapes) == {
-        "model.visual.blocks.0.x",
-        "model.language_model.layers.0.y",
-        "lm_head.weight",
-        "model.language_model.embed_tokens.weight",
-    }
-    adapter = Adapter({"model.language_model.layers.0.y": np.zeros(1, np.float32)}, 1, 1, "", "full")
-    ((name, _),) = checkpoint_tensors(
-        base.write_merged(adapter, tmp_path / "merged" / "m.safetensors", torch.float32)
-    )
+    save_file({name: np.zeros(1, np.float32) for name in names}, tmp_path / "model.safetensors")
+    base = BaseFile(tmp_path, REGISTRY["qwen2_5_vl"])
+    assert set(base.shapes) == set(names.values())
+    adapter = Adapter({names["model.layers.0.y"]: np.zeros(1, np.float32)}, 1, 1, "", "full")
+    written = base.write_merged(adapter, tmp_path / "merged" / "m.safetensors", torch.float32)
+    ((name, _),) = checkpoint_tensors(written)
     assert name == "model.layers.0.y"
 
 
@@ -129,11 +123,8 @@ def test_each_picture_becomes_one_pad():
 
 @pytest.mark.slow
 def test_the_folders_of_killed_processes_are_swept_and_living_ones_kept():
-    code = (
-        "from pixelis.engines.vllm_files import Scratch; import time; own = Scratch(); print(own.path, "
-        "flush=True)"
-    )
-    code += "; time.sleep(60)"
+    code = "from pixelis.engines.vllm_files import Scratch; import time; own = Scratch()"
+    code += "; print(own.path, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
         theirs = Path(other.stdout.readline().strip())
         mine = Scratch()

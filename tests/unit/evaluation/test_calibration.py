@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from pixelis.config.evolution import EvolutionConfig, VotingConfig
 from pixelis.errors import BadInput
@@ -12,8 +11,6 @@ from pixelis.evaluation.calibration import calibration_error, fit
 from pixelis.evolution.gate import gate
 from pixelis.records import Question, StopReason, Trajectory, Turn
 from pixelis.rewards.vote import INSUFFICIENT, probability, vote
-
-UNIT = st.floats(0, 1)
 
 
 def answers(n: int, curve: tuple[float, float]) -> tuple[list[float], list[bool]]:
@@ -24,15 +21,8 @@ def answers(n: int, curve: tuple[float, float]) -> tuple[list[float], list[bool]
 
 def sample(answer: str) -> Trajectory:
     turns = [Turn(role="user", tokens=[1]), Turn(role="assistant", text=answer, tokens=[2], log_probs=[0.0])]
-    return Trajectory(
-        id=answer,
-        question_id="q",
-        group_id="g",
-        turns=turns,
-        answer=answer,
-        stop_reason=StopReason.ANSWER,
-        policy_version=0,
-    )
+    ids = {"id": answer, "question_id": "q", "group_id": "g"}
+    return Trajectory(**ids, turns=turns, answer=answer, stop_reason=StopReason.ANSWER, policy_version=0)
 
 
 def test_the_curve_is_found_again_and_makes_confidence_a_probability() -> None:
@@ -47,11 +37,10 @@ def test_the_curve_is_found_again_and_makes_confidence_a_probability() -> None:
 @pytest.mark.parametrize(
     ("confidences", "right"),
     [
-        ([0.5] * 20, [True, False] * 10),
-        ([0.5, 0.9] * 50, [True] * 100),
-        ([0.1, 0.9] * 50, [True, False] * 50),
+        pytest.param([0.5] * 20, [True, False] * 10, id="too few answers"),
+        pytest.param([0.5, 0.9] * 50, [True] * 100, id="none wrong"),
+        pytest.param([0.1, 0.9] * 50, [True, False] * 50, id="more confidence, more often wrong"),
     ],
-    ids=["too few answers", "none wrong", "more confidence, more often wrong"],
 )
 def test_answers_that_show_no_curve_are_refused(confidences: list[float], right: list[bool]) -> None:
     with pytest.raises(BadInput, match="confiden"):

@@ -62,21 +62,35 @@ def test_built_in_thresholds_and_their_cooldowns(metric, good, bad, severity, co
     assert len(alerter.check({metric: bad}, now=1 + cooldown)) == 1
 
 
-def test_a_cooldown_applies_to_one_component_and_metric():
-    alerter = Alerter(AlertsConfig(), environment={})
-    assert len(alerter.check({"mean_kl": 1.0}, now=0, component="learner")) == 1
-    assert len(alerter.check({"mean_kl": 1.0}, now=1, component="canary")) == 1
-    assert len(alerter.check({"queue_size": 1000}, now=1, component="learner")) == 1
-    assert alerter.check({"mean_kl": 1.0, "queue_size": 1000}, now=2, component="learner") == []
+def test_a_cooldown_applies_to_one_component_metric_and_severity():
+    critical = ThresholdConfig(metric="mean_kl", over=0.5, severity="critical")
+    alerter = Alerter(AlertsConfig(extra=[critical]), environment={})
+    for component, metrics, severities in (
+        ("learner", {"mean_kl": 0.3}, ["warning"]),
+        ("canary", {"mean_kl": 0.3}, ["warning"]),
+        ("learner", {"mean_kl": 0.3, "queue_size": 1000}, ["warning"]),
+        ("learner", {"mean_kl": 0.6}, ["critical"]),
+        ("learner", {"mean_kl": 0.3, "queue_size": 1000}, []),
+    ):
+        alerts = alerter.check(metrics, now=0, component=component)
+        assert [alert.severity for alert in alerts] == severities
 
 
-def test_a_more_severe_alert_ignores_the_cooldown():
+@pytest.mark.parametrize("status", [200, 500, 307])
+def test_the_webhook_gets_the_alert_and_its_failure_and_secret_stay_inside(receiver, caplog, status):
+    server, bodies = receiver
+    server.status = status
     alerter = Alerter(
-        AlertsConfig(extra=[ThresholdConfig(metric="mean_kl", over=0.5, severity="critical")]), environment={}
+        AlertsConfig(), environment={URL: f"http://127.0.0.1:{server.server_port}/hook?key=s3cret"}
     )
-    assert [a.severity for a in alerter.check({"mean_kl": 0.3}, now=0)] == ["warning"]
-    assert [a.severity for a in alerter.check({"mean_kl": 0.6}, now=1)] == ["critical"]
-    assert alerter.check({"mean_kl": 0.3}, now=2) == []
+    with caplog.at_level(logging.DEBUG):
+        assert len(alerter.check({"memory_usage": 0.95}, now=7.0)) == 1
+        alerter.posts.shutdown()
+    (body,) = bodies  # a redirect is not followed
+    assert body["text"] == "pixelis critical: service memory_usage is 0.95, above 0.9"
+    assert (body["metric"], body["value"], body["time"]) == ("memory_usage", 0.95, 7.0)
+    assert ("webhook failed" in caplog.text) == (status != 200)
+    assert "s3cret" not in caplog.text
 
 
 def test_alerts_reach_log_file_and_ring(tmp_path, caplog):
@@ -110,33 +124,6 @@ def test_a_file_that_cannot_be_written_prevents_no_alert(tmp_path):
     (tmp_path / "run").write_text("no folder")
     alerter = Alerter(AlertsConfig(), tmp_path / "run", environment={})
     assert len(alerter.check({"mean_kl": 0.5}, now=0)) == 1
-
-
-def test_the_webhook_gets_the_alert(receiver):
-    server, bodies = receiver
-    alerter = Alerter(
-        AlertsConfig(), environment={URL: f"http://127.0.0.1:{server.server_port}/hook?key=s3cret"}
-    )
-    alerter.check({"memory_usage": 0.95}, now=7.0)
-    alerter.posts.shutdown()
-    (body,) = bodies
-    assert body["text"] == "pixelis critical: service memory_usage is 0.95, above 0.9"
-    assert (body["metric"], body["value"], body["time"]) == ("memory_usage", 0.95, 7.0)
-
-
-@pytest.mark.parametrize("status", [500, 307])
-def test_a_failing_webhook_is_logged_not_raised_and_its_secret_not_logged(receiver, caplog, status):
-    server, bodies = receiver
-    server.status = status
-    alerter = Alerter(
-        AlertsConfig(), environment={URL: f"http://127.0.0.1:{server.server_port}/hook?key=s3cret"}
-    )
-    with caplog.at_level(logging.DEBUG):
-        assert len(alerter.check({"mean_kl": 0.5}, now=0)) == 1
-        alerter.posts.shutdown()
-    assert len(bodies) == 1  # a redirect is not followed
-    assert "webhook failed" in caplog.text
-    assert "s3cret" not in caplog.text
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/x", "host/path", "http://"])

@@ -68,8 +68,3 @@ def test_repeated_prompts_and_abstentions_do_not_count() -> None:
     assert not any(collapse.add(says("7"), prompt="again") for _ in range(300))
     assert not any(collapse.add(says(answer)) for answer in [None, "", " "] * 100)
     assert collapse.stats()["winners"] == 64
-
-
-def test_zero_turns_it_off() -> None:
-    collapse = Collapse(VotingConfig(collapse=0))
-    assert not any(collapse.add(says(a)) for a in [*DIGITS * 10, *["7"] * 200])

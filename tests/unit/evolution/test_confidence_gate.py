@@ -14,20 +14,26 @@ from pixelis.rewards.vote import CLOSED
 BY_CONFIDENCE = EvolutionConfig(lr=1e-4, lr_by="confidence")
 
 
-@pytest.mark.parametrize("reason", sorted(CLOSED))
-def test_accidental_verdicts_never_pass(reason: str) -> None:
-    assert gate(Verdict(answer="7", confidence=1.0, strategy="majority"), EvolutionConfig(gate=0.0))
-    assert not gate(
-        Verdict(answer="7", confidence=1.0, strategy="majority", reason=reason), EvolutionConfig(gate=0.0)
-    )
+def passes(threshold: float, confidence: float = 1.0, reason: str = "") -> bool:
+    verdict = Verdict(answer="7", confidence=confidence, strategy="majority", reason=reason)
+    return gate(verdict, EvolutionConfig(gate=threshold))
+
+
+def test_accidental_verdicts_never_pass() -> None:
+    assert passes(0.0)
+    assert not any(passes(0.0, reason=reason) for reason in CLOSED)
+
+
+@pytest.mark.parametrize(("confidence", "opens"), [(0.7, True), (0.69999, False)])
+def test_the_gate_includes_its_threshold(confidence: float, opens: bool) -> None:
+    verdict = Verdict(answer="7", confidence=confidence, strategy="majority")
+    assert gate(verdict, EvolutionConfig(gate=0.7)) is opens
+    assert not gate(verdict, EvolutionConfig(gate=0.7, enabled=False))
 
 
 def test_rounding_does_not_close_the_gate() -> None:
     product = 0.875 * (0.6 + 0.2 * 0.5) * (0.7 / 0.6125)
-    assert gate(
-        Verdict(answer="7", confidence=min(product, 0.7 - 1e-16), strategy="weighted"),
-        EvolutionConfig(gate=0.7),
-    )
+    assert passes(0.7, min(product, 0.7 - 1e-16))
 
 
 def test_learning_rate_by_confidence_is_the_published_one() -> None:

@@ -166,12 +166,11 @@ def test_an_integer_is_changed_only_if_it_is_a_card(number):
         assert redact(str(number)) == str(number)
 
 
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+
+
 @settings(max_examples=150, deadline=None)
-@given(
-    st.lists(
-        st.floats(allow_nan=False, allow_infinity=False) | st.integers(-9999, 99999), min_size=1, max_size=8
-    )
-)
+@given(st.lists(FLOATS | st.integers(-9999, 99999), min_size=1, max_size=8))
 def test_decimals_coordinates_and_json_are_never_changed(numbers):
     for text in (
         json.dumps(numbers),
@@ -181,24 +180,11 @@ def test_decimals_coordinates_and_json_are_never_changed(numbers):
         assert redact(text) == text
 
 
-PIECES = st.sampled_from(
-    [value for values in (*PERSONAL.values(), *IN_CONTEXT.values(), *LABELLED.values()) for value in values]
-    + [
-        *NUMBERS,
-        "[EMAIL_",
-        "[EMAIL_123456]",
-        "_000000]",
-        "@",
-        "+",
-        "-",
-        "]",
-        "[",
-        " ",
-        "\n",
-        "phone ",
-        "password: ",
-    ]
-)
+VALUES = [
+    value for table in (PERSONAL, IN_CONTEXT, LABELLED) for values in table.values() for value in values
+]
+MARKS = ["[EMAIL_", "[EMAIL_123456]", "_000000]", "@", "+", "-", "]", "[", " ", "\n", "phone ", "password: "]
+PIECES = st.sampled_from([*VALUES, *NUMBERS, *MARKS])
 
 
 @settings(max_examples=150, deadline=None)
@@ -262,19 +248,7 @@ def test_pseudonyms():
         ("how many cats are there? 42", 0, "low"),
         ("see @john_doe", 1, "low"),
         ("mail a@b.org or c@d.org", 10, "medium"),
-        (
-            " ".join(
-                [
-                    "078-05-1120",
-                    "219-09-9999",
-                    "4111111111111111",
-                    "AKIAIOSFODNN7EXAMPLE",
-                    "GB82WEST12345698765432",
-                ]
-            ),
-            50,
-            "high",
-        ),
+        ("078-05-1120 219-09-9999 4111111111111111 AKIAIOSFODNN7EXAMPLE GB82WEST12345698765432", 50, "high"),
     ],
 )
 def test_risk(text, score, level):
@@ -291,11 +265,7 @@ def test_png_has_pixels_and_nothing_else():
         with Image.open(io.BytesIO(data)) as image:
             assert np.array_equal(np.asarray(image), view[:, ::-1])
             assert not image.info
-        assert {
-            data[i : i + 4]
-            for i in range(len(data))
-            if data[i : i + 4] in (b"tEXt", b"iTXt", b"eXIf", b"iCCP", b"tIME")
-        } == set()
+        assert not any(chunk in data for chunk in (b"tEXt", b"iTXt", b"eXIf", b"iCCP", b"tIME"))
 
 
 SECRET = "john.doe@example.com"
@@ -303,70 +273,54 @@ SECRET = "john.doe@example.com"
 
 def served(secret: str = SECRET) -> Experience:
     """An experience that says ``secret`` wherever text can stand."""
-    view = ImageView(id="img0", uri="data:image/png;base64,AAAA", view_size=(8, 8))
-    data = {
-        "op": "read_text",
-        "lines": [
-            {
-                "text": f"mail {secret}",
-                "confidence": 0.9,
-                "box": [0.1, 0.2, 0.3, 0.4],
-                "words": [{"text": secret, "box": [0, 0, 1, 1]}],
-            },
-            {
-                "text": "total 12.50",
-                "confidence": 0.9,
-                "box": [0, 0, 1, 1],
-                "words": [{"text": "total", "box": [0, 0, 1, 1]}],
-            },
-        ],
-        "mask": {"size": [480, 640], "counts": "@abc_def@ghi.jkl"},
-        "num_lines": 2,
-    }
+    view, box = ImageView(id="img0", uri="data:image/png;base64,AAAA", view_size=(8, 8)), [0.1, 0.2, 0.3, 0.4]
+
+    def line(text: str, word: str) -> dict:
+        return {"text": text, "confidence": 0.9, "box": box, "words": [{"text": word, "box": [0, 0, 1, 1]}]}
+
+    read, total = line(f"mail {secret}", secret), line("total 12.50", "total")
+    mask = {"size": [480, 640], "counts": "@abc_def@ghi.jkl"}
+    data = {"op": "read_text", "lines": [read, total], "mask": mask, "num_lines": 2}
+    text = f"10,20,30,40 {secret}"
+    reading = Turn(
+        role="assistant",
+        text=f'<think>it is {secret}</think><tool_call>{{"name": "read_text"}}</tool_call>',
+        tokens=[4, 5],
+        log_probs=[-0.1, -0.2],
+        action=Action(op="read_text", arguments={"box": box, "hint": secret}),
+        observation=Observation(status="ok", id="obs1", text=text, images=[view], data=data),
+    )
     turns = [
         Turn(role="user", text="What does it say?", tokens=[1, 2, 3]),
-        Turn(
-            role="assistant",
-            text=f'<think>it is {secret}</think><tool_call>{{"name": "read_text"}}</tool_call>',
-            tokens=[4, 5],
-            log_probs=[-0.1, -0.2],
-            action=Action(op="read_text", arguments={"box": [0.1, 0.2, 0.3, 0.4], "hint": secret}),
-            observation=Observation(
-                status="ok", id="obs1", text=f"10,20,30,40 {secret}", images=[view], data=data
-            ),
-        ),
-        Turn(role="tool", text=f"10,20,30,40 {secret}", tokens=[6], error=f"no {secret}"),
+        reading,
+        Turn(role="tool", text=text, tokens=[6], error=f"no {secret}"),
         Turn(role="assistant", text="<answer>12.50</answer>", tokens=[7, 8], log_probs=[-0.3, -0.4]),
     ]
+    asked = Exchange(question=f"Whose address is {secret}?", answer=f"{secret} is Alice's", media=["img0"])
+    picture = Media(id="img0", uri=f"/home/{secret}/a.png")
+    question = Question(
+        id="q1",
+        question=f"Is {secret} there?",
+        history=[asked],
+        answers=[secret],
+        media=[picture, Media(id="vid0", kind="video", frames=["data:image/png;base64,A"])],
+        meta={"note": secret, "n": 3},
+        annotations=Annotations(captions=[secret]),
+    )
+    verdict = Verdict(
+        answer=secret,
+        confidence=0.75,
+        strategy="ensemble",
+        votes=[Vote(answer=secret, weight=0.5), Vote(answer="12.50")],
+        self_answer=secret,
+        answer_weights={secret: 0.5, secret.upper(): 0.25, "12.50": 0.25},
+        strategies={"majority": secret, "confidence": None},
+    )
+    seen = {"question_id": "q1", "images": [view], "answer": secret, "rewards": {"accuracy": 1.0}}
     return Experience(
-        question=Question(
-            id="q1",
-            question=f"Is {secret} there?",
-            history=[
-                Exchange(
-                    question=f"Whose address is {secret}?", answer=f"{secret} is Alice's", media=["img0"]
-                )
-            ],
-            answers=[secret],
-            media=[
-                Media(id="img0", uri=f"/home/{secret}/a.png"),
-                Media(id="vid0", kind="video", frames=["data:image/png;base64,A"]),
-            ],
-            meta={"note": secret, "n": 3},
-            annotations=Annotations(captions=[secret]),
-        ),
-        trajectory=Trajectory(
-            question_id="q1", images=[view], turns=turns, answer=secret, rewards={"accuracy": 1.0}
-        ),
-        verdict=Verdict(
-            answer=secret,
-            confidence=0.75,
-            strategy="ensemble",
-            votes=[Vote(answer=secret, weight=0.5), Vote(answer="12.50")],
-            self_answer=secret,
-            answer_weights={secret: 0.5, secret.upper(): 0.25, "12.50": 0.25},
-            strategies={"majority": secret, "confidence": None},
-        ),
+        question=question,
+        trajectory=Trajectory(turns=turns, **seen),
+        verdict=verdict,
         policy_version=3,
         created_at=1.5,
         user="alice",
@@ -429,8 +383,5 @@ def test_keys_of_a_callers_data_are_redacted_and_cut():
 def test_an_experience_without_personal_data_keeps_its_tokens():
     plain = served("nobody")
     cleaned = redact_record(plain)
-    assert [turn.tokens for turn in cleaned.trajectory.turns] == [
-        turn.tokens for turn in plain.trajectory.turns
-    ]
     assert cleaned.trajectory.token_ids() == plain.trajectory.token_ids()
     assert cleaned.verdict == plain.verdict

@@ -31,45 +31,22 @@ from pixelis.records import (
 from pixelis.rewards.vote import majority
 
 PNG = b"\x89PNG not really"
-QUESTION = Question(
-    id="q1",
-    question="which digit?",
-    media=[Media(id="img0", uri="data:image/png;base64,AAAA", width=4, height=3)],
-    answers=["8"],
-    meta={"truth": "8"},
-)
+MEDIA = [Media(id="img0", uri="data:image/png;base64,AAAA", width=4, height=3)]
+QUESTION = Question(id="q1", question="which digit?", media=MEDIA, answers=["8"], meta={"truth": "8"})
 
 
 def update(number: int = 0, answers: str = "7778", experience_id: str = "") -> tuple[UpdateTask, Verdict]:
-    trajectories = [
-        Trajectory(
-            id=f"t{number}_{i}",
-            question_id="q1",
-            group_id="g1",
-            images=[ImageView(id="img0"), ImageView(id="obs1", parent="img0")],
-            turns=[
-                Turn(
-                    role="assistant",
-                    text=f"<answer>{answer}</answer>",
-                    tokens=[3, 4],
-                    log_probs=[-0.1, -0.25],
-                )
-            ],
-            answer=answer,
-            stop_reason=StopReason.ANSWER,
-        )
-        for i, answer in enumerate(answers)
-    ]
+    def sample(place: int, answer: str) -> Trajectory:
+        text = f"<answer>{answer}</answer>"
+        turn = Turn(role="assistant", text=text, tokens=[3, 4], log_probs=[-0.1, -0.25])
+        images = [ImageView(id="img0"), ImageView(id="obs1", parent="img0")]
+        ids = {"id": f"t{number}_{place}", "question_id": "q1", "group_id": "g1"}
+        return Trajectory(**ids, images=images, turns=[turn], answer=answer, stop_reason=StopReason.ANSWER)
+
     verdict = majority(list(answers))
-    group = Group(id="g1", question=QUESTION, trajectories=trajectories)
-    task = make_task(
-        group,
-        verdict,
-        EvolutionConfig(gate=0.5),
-        RewardsConfig(),
-        now=100.0 + number,
-        experience_id=experience_id,
-    )
+    group = Group(id="g1", question=QUESTION, trajectories=[sample(*item) for item in enumerate(answers)])
+    config, now = EvolutionConfig(gate=0.5), 100.0 + number
+    task = make_task(group, verdict, config, RewardsConfig(), now=now, experience_id=experience_id)
     assert task is not None
     return task, verdict
 
@@ -83,18 +60,27 @@ def views(task: UpdateTask, seed: int = 0) -> dict[str, list[np.ndarray]]:
     }
 
 
+@pytest.fixture
+def queue(tmp_path: Path) -> ReviewQueue:
+    return ReviewQueue(tmp_path / "review.db")
+
+
+def reopened(queue: ReviewQueue) -> ReviewQueue:
+    queue.close()
+    return ReviewQueue(queue.path)
+
+
 def put(queue: ReviewQueue, number: int = 0, experience_id: str = "") -> str:
     task, verdict = update(number, experience_id=experience_id)
     assert queue.put(task, verdict, QUESTION, {"img0": PNG}, views(task, number))
     return task.id
 
 
-def test_a_stored_review_reads_back(tmp_path: Path) -> None:
-    queue, (task, verdict) = ReviewQueue(tmp_path / "a" / "review.db"), update()
+def test_a_stored_review_reads_back(queue: ReviewQueue) -> None:
+    task, verdict = update()
     assert queue.put(task, verdict, QUESTION, {"img0": PNG, "obs1": PNG}, views(task))
     assert not queue.put(task, verdict, QUESTION, {}, views(task))
-    queue.close()
-    queue = ReviewQueue(tmp_path / "a" / "review.db")
+    queue = reopened(queue)
     review = queue.get(task.id)
     assert queue.reviews() == [review]
     assert (review.id, review.verdict, review.state, queue.waiting()) == (task.id, verdict, "waiting", 1)
@@ -113,8 +99,7 @@ def test_a_stored_review_reads_back(tmp_path: Path) -> None:
     assert (queue.get("task_x"), queue.pictures("task_x"), queue.views("task_x")) == (None, {}, {})
 
 
-def test_shared_views_are_stored_once(tmp_path: Path) -> None:
-    queue = ReviewQueue(tmp_path / "review.db")
+def test_shared_views_are_stored_once(queue: ReviewQueue) -> None:
     put(queue, 0)
     size = queue.stats()["picture_bytes"]
     assert size < 2 * 30 * 40 * 3
@@ -123,30 +108,25 @@ def test_shared_views_are_stored_once(tmp_path: Path) -> None:
     assert queue.stats()["picture_bytes"] == size
 
 
-def test_approving_returns_the_task_once(tmp_path: Path) -> None:
-    queue = ReviewQueue(tmp_path / "review.db")
-    id = put(queue)
+def test_approving_returns_the_task_once_and_rejecting_none(queue: ReviewQueue) -> None:
+    id, other = put(queue), put(queue, 1)
     task = queue.decide(id, "approved", "ann", "fine", now=160.0)
     # Tokens and log-probs to the bit
     assert task.model_dump(exclude={"id"}) == update()[0].model_dump(exclude={"id"})
     assert queue.decide(id, "approved", "bob") is None  # a retry teaches nothing a second time
     review = queue.reviews("approved")[0]
     assert (review.reviewer, review.comment, review.decided_at) == ("ann", "fine", 160.0)
+    for _ in range(2):
+        assert queue.decide(other, "rejected", "ann", now=160.0) is None
+    for decided, decision, answer in (
+        (id, "rejected", None),
+        (id, "approved", "8"),
+        (other, "approved", None),
+    ):
+        with pytest.raises(BadInput, match="already") as error:
+            queue.decide(decided, decision, "bob", answer=answer)
+        assert (error.value.code, error.value.fix is not None) == ("already_decided", True)
     assert queue.reviews() == []
-    with pytest.raises(BadInput, match="already") as error:
-        queue.decide(id, "rejected", "bob")
-    assert (error.value.code, error.value.fix is not None) == ("already_decided", True)
-    with pytest.raises(BadInput, match="already"):
-        queue.decide(id, "approved", "bob", answer="8")
-
-
-def test_rejecting_returns_no_task(tmp_path: Path) -> None:
-    queue = ReviewQueue(tmp_path / "review.db")
-    id = put(queue)
-    assert queue.decide(id, "rejected", "ann") is None
-    assert queue.decide(id, "rejected", "ann") is None
-    with pytest.raises(BadInput, match="already"):
-        queue.decide(id, "approved", "ann")
     assert (queue.stats()["rejected"], queue.stats()["waiting"]) == (1, 0)
 
 
@@ -161,24 +141,19 @@ def test_a_reviewers_answer_becomes_the_label(tmp_path: Path) -> None:
     assert [t.reward for t in confirmed.trajectories] == [1, 1, 1, 0]
 
 
-def test_bad_decisions_change_nothing(tmp_path: Path) -> None:
-    queue = ReviewQueue(tmp_path / "review.db")
+def test_bad_decisions_change_nothing(queue: ReviewQueue) -> None:
     id = put(queue)
-    for code, call in (
-        ("unknown_review", lambda: queue.decide("task_x", "approved", "ann")),
-        *(
-            ("control_token", lambda token=token: queue.decide(id, "approved", "ann", answer=f"7{token}"))
-            for token in ("<|im_end|>", "<|vision_start|>", "</answer>", "<TOOL_CALL>", '<think x="1">')
-        ),
-    ):
+    with pytest.raises(BadInput) as error:
+        queue.decide("task_x", "approved", "ann")
+    assert error.value.code == "unknown_review"
+    for token in ("<|im_end|>", "<|vision_start|>", "</answer>", "<TOOL_CALL>", '<think x="1">'):
         with pytest.raises(BadInput) as error:
-            call()
-        assert error.value.code == code
+            queue.decide(id, "approved", "ann", answer=f"7{token}")
+        assert error.value.code == "control_token"
     assert queue.waiting() == 1
 
 
-def test_due_lists_updates_that_waited_long_enough(tmp_path: Path) -> None:
-    queue = ReviewQueue(tmp_path / "review.db")
+def test_due_lists_updates_that_waited_long_enough(queue: ReviewQueue) -> None:
     ids = [put(queue, number) for number in (2, 0, 1)]  # made at 102, 100 and 101
     assert queue.due(161.0, 60.0) == [ids[1], ids[2]]
     queue.decide(ids[1], "rejected", "ann")
@@ -187,13 +162,11 @@ def test_due_lists_updates_that_waited_long_enough(tmp_path: Path) -> None:
     assert len(queue.reviews(None)) == 3
 
 
-def test_a_review_that_feedback_disputes_waits_for_a_person(tmp_path: Path) -> None:
-    queue = ReviewQueue(tmp_path / "review.db")
+def test_a_review_that_feedback_disputes_waits_for_a_person(queue: ReviewQueue, tmp_path: Path) -> None:
     disputed, other = put(queue, 0, "exp_0"), put(queue, 1, "exp_1")
     assert queue.dispute("exp_0", Feedback(answer="7")) == 0, "feedback that confirms the label"
     assert queue.dispute("exp_0", Feedback(correct=False)) == 1
-    queue.close()
-    queue = ReviewQueue(tmp_path / "review.db")
+    queue = reopened(queue)
     assert queue.due(1e9, 60.0) == [other]
     (first, _) = queue.reviews()
     assert (first.id, first.state, first.comment) == (disputed, "waiting", "feedback calls the answer wrong")
@@ -201,8 +174,7 @@ def test_a_review_that_feedback_disputes_waits_for_a_person(tmp_path: Path) -> N
     assert (tmp_path / "review.db").stat().st_mode & 0o777 == 0o600
 
 
-def test_forget_removes_the_pictures_too(tmp_path: Path) -> None:
-    queue = ReviewQueue(tmp_path / "review.db")
+def test_forget_removes_the_pictures_too(queue: ReviewQueue, tmp_path: Path) -> None:
     secret = b"PICTURE-OF-SOMEBODY"
     task, verdict = update(0, experience_id="exp_1")
     queue.put(task, verdict, QUESTION, {"img0": secret}, views(task))
@@ -224,15 +196,13 @@ def test_a_decision_removes_old_reviews(tmp_path: Path) -> None:
     assert {review.id for review in queue.reviews(None)} == set(ids[1:])
 
 
-def test_an_approved_task_is_kept_until_done(tmp_path: Path) -> None:
-    queue = ReviewQueue(tmp_path / "review.db")
+def test_an_approved_task_is_kept_until_done(queue: ReviewQueue) -> None:
     first, second, third = (put(queue, number) for number in range(3))
     tasks = [
         queue.decide(id, "approved", "ann", answer=answer) for id, answer in ((second, "8"), (first, None))
     ]
     queue.decide(third, "rejected", "ann")
-    queue.close()
-    queue = ReviewQueue(tmp_path / "review.db")
+    queue = reopened(queue)
     assert queue.approved() == [second, first]
     assert [queue.task(id) for id in queue.approved()] == tasks, "with the correction, tokens and log-probs"
     assert all(len(arrays) == 2 for arrays in queue.views(second).values())
@@ -242,9 +212,9 @@ def test_an_approved_task_is_kept_until_done(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("decision", ["approved", "rejected"])
 def test_personal_data_is_redacted_and_removed_when_done(
-    tmp_path: Path, decision: Literal["approved", "rejected"]
+    queue: ReviewQueue, tmp_path: Path, decision: Literal["approved", "rejected"]
 ) -> None:
-    queue, (task, verdict) = ReviewQueue(tmp_path / "review.db"), update()
+    task, verdict = update()
     for trajectory in task.trajectories:
         trajectory.turns[0].text = "mail ann.smith@example.org now"
     queue.put(task, verdict, QUESTION, {}, views(task))

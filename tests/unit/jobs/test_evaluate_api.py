@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ import pytest
 from chat_server import ChatServer
 from PIL import Image
 
-from pixelis.config import Config, parse
+from pixelis.config import parse
 from pixelis.errors import InfraFailure
-from pixelis.jobs import chat_model, evaluate
+from pixelis.jobs import evaluate
 from pixelis.jobs.chat_model import ChatModel
 from pixelis.records import Exchange, Group, Media, Question
 
@@ -71,9 +72,21 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return 0
 
 
-def config_for(server: ChatServer, **api: Any) -> Config:
+def words(server: ChatServer, rows: Path, folder: Path, key: str = "THEIR_KEY") -> list[str]:
+    """Overrides of an evaluation of these rows by the server's model."""
+    api = {"url": server.url, "model": "gpt", "api_key_env": key}
+    keys = [f"evaluate.api.{name}={value}" for name, value in api.items()]
+    return [*keys, f"data.evaluate={rows}", f"run.dir={folder}"]
+
+
+@contextmanager
+def chat_model(
+    server: ChatServer, folder: Path, pixels: int | None = None, **api: Any
+) -> Iterator[ChatModel]:
     keys = {"url": server.url, "model": "m", "api_key_env": "", "timeout_s": 10.0, **api}
-    return parse({"evaluate": {"api": keys}})
+    model = ChatModel(parse({"evaluate": {"api": keys}}), folder, max_pixels=pixels)
+    yield model
+    model.close()
 
 
 @pytest.mark.slow
@@ -86,12 +99,7 @@ def test_a_model_behind_an_address_gets_the_table_and_the_files_of_a_policy(
 ) -> None:
     monkeypatch.setenv("THEIR_KEY", KEY)
     folder = tmp_path / "run"
-    arguments = [
-        f"evaluate.api.url={server.url}",
-        "evaluate.api.model=gpt",
-        "evaluate.api.api_key_env=THEIR_KEY",
-    ]
-    arguments += [f"data.evaluate={rows}", f"run.dir={folder}", "run.name=colours", "evaluate.outputs=[r1_v]"]
+    arguments = [*words(server, rows, folder), "run.name=colours", "evaluate.outputs=[r1_v]"]
     assert run(monkeypatch, *arguments) == 0
     out = capsys.readouterr().out
     assert "colours: accuracy 0.667 [" in out
@@ -99,18 +107,15 @@ def test_a_model_behind_an_address_gets_the_table_and_the_files_of_a_policy(
     summary = json.loads((folder / "evaluation.json").read_text())
     assert (summary["name"], summary["n"], summary["questions"]) == ("colours", 3, 3)
     assert summary["categories"]["sky"]["accuracy"] == 0.5
-    groups = [
-        Group.model_validate_json(line)
-        for line in (folder / "trajectories-colours.jsonl").read_text().splitlines()
-    ]
+    lines = (folder / "trajectories-colours.jsonl").read_text().splitlines()
+    groups = [Group.model_validate_json(line) for line in lines]
     assert [g.question.id for g in groups] == ["q0", "q1", "q2"]
     assert [t.rewards["accuracy"] for g in groups for t in g.trajectories] == [1.0, 1.0, 0.0]
     assert json.loads((folder / "r1_v_colours.json").read_text())["results"][0]["extracted_answer"] == "red"
     assert "data:image/" in (folder / "report.html").read_text()
     assert {request["model"] for request in server.requests} == {"gpt"}
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
-    written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
-    assert KEY.encode() not in written
+    assert not any(KEY.encode() in path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert KEY not in out
 
     # Repeated, the same command asks nothing again; another sample is asked for each question.
@@ -128,10 +133,8 @@ def test_a_model_behind_an_address_gets_the_table_and_the_files_of_a_policy(
     assert "minus baseline" in out
     assert len({request["seed"] for request in server.requests[6:]}) == 2
     assert run(monkeypatch, *arguments, "evaluate.questions=2") == 0
-    out = capsys.readouterr().out
-    assert (
-        "on 2 questions, 2 episodes\n  only the first questions of a larger set: evaluate.questions=0" in out
-    )
+    notice = "\n  only the first questions of a larger set: evaluate.questions=0"
+    assert f"on 2 questions, 2 episodes{notice}" in capsys.readouterr().out
     assert run(monkeypatch, *arguments, "evaluate.questions=0") == 0
     out = capsys.readouterr().out
     assert "on 3 questions, 3 episodes" in out
@@ -147,12 +150,7 @@ def test_a_wrong_key_ends_the_evaluation_at_once(
 ) -> None:
     server = ChatServer((401, {}))
     monkeypatch.setenv("THEIR_KEY", KEY)
-    arguments = [
-        f"evaluate.api.url={server.url}",
-        "evaluate.api.model=gpt",
-        "evaluate.api.api_key_env=THEIR_KEY",
-    ]
-    arguments += [f"data.evaluate={rows}", f"run.dir={tmp_path / 'run'}"]
+    arguments = words(server, rows, tmp_path / "run")
     assert run(monkeypatch, *arguments, "evaluate.api.concurrency=1") == 2
     assert len(server.requests) < 3
     error = capsys.readouterr().err
@@ -170,9 +168,8 @@ def test_pictures_are_sent_as_their_files_are_and_shrunk_to_a_budget(
     history = [Exchange(question="And before?", answer="Nothing.", media=["img0"])]
     media = [Media(id=f"img{i}", uri=str(tmp_path / "a.png")) for i in range(2)]
     question = Question(id="q", question="Left <image> or not?", media=media, history=history)
-    model = ChatModel(config_for(server), tmp_path)
-    trajectory = asyncio.run(model.episode(question, None, 0))
-    model.close()
+    with chat_model(server, tmp_path) as model:
+        trajectory = asyncio.run(model.episode(question, None, 0))
     (request,) = server.requests
     assert [message["role"] for message in request["messages"]] == ["user", "assistant", "user"]
     assert request["messages"][1]["content"] == "Nothing."
@@ -184,29 +181,18 @@ def test_pictures_are_sent_as_their_files_are_and_shrunk_to_a_budget(
     assert [image.id for image in trajectory.images] == ["img0", "img1"]
     assert trajectory.turns[-1].text == "<think>so</think><answer>blue</answer>"
 
-    model = ChatModel(config_for(server), tmp_path, max_pixels=300)
-    trajectory = asyncio.run(model.episode(question, 7, 0))
-    model.close()
-    assert (
-        picture_of(server.requests[1]["messages"][0]["content"][0]).size
-        == (20, 15)
-        == trajectory.images[0].view_size
-    )
-    assert trajectory.images[0].source_size == (40, 30)
-    assert isinstance(server.requests[1]["seed"], int)
-
-
-def test_a_picture_that_its_file_shows_turned_is_sent_upright(server: ChatServer, tmp_path: Path) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6
+    exif[0x0112] = 6  # shown turned, so sent upright
     Image.new("RGB", (40, 30), "red").save(tmp_path / "a.jpg", exif=exif)
-    model = ChatModel(config_for(server), tmp_path)
-    question = Question(id="q", question="?", media=[Media(id="img0", uri=str(tmp_path / "a.jpg"))])
-    asyncio.run(model.episode(question, None, 0))
-    model.close()
-    part = server.requests[0]["messages"][0]["content"][0]
-    assert part["image_url"]["url"].startswith("data:image/png")
-    assert picture_of(part).size == (30, 40)
+    turned = Question(id="q", question="?", media=[Media(id="img0", uri=str(tmp_path / "a.jpg"))])
+    with chat_model(server, tmp_path, pixels=300) as model:
+        trajectory = asyncio.run(model.episode(question, 7, 0))
+        asyncio.run(model.episode(turned, 7, 0))
+    shown, upright = (picture_of(asked["messages"][0]["content"][0]) for asked in server.requests[1:])
+    assert shown.size == (20, 15) == trajectory.images[0].view_size
+    assert trajectory.images[0].source_size == (40, 30)
+    assert upright.size == (15, 20)
+    assert isinstance(server.requests[1]["seed"], int)
 
 
 def body(**message: Any) -> bytes:
@@ -224,12 +210,11 @@ def test_replies_are_read_with_their_reasoning_and_their_reason_to_stop(tmp_path
         body(content=[{"type": "thinking", "thinking": []}, {"type": "text", "text": "<answer>7</answer>"}]),
     ]
     server = ChatServer(*replies)
-    model = ChatModel(config_for(server, parameters={"reasoning_effort": "low", "max_tokens": 9}), tmp_path)
     question = Question(id="q", question="How many?", answers=["7"])
-    right, cut, empty, refused, parts = (
-        asyncio.run(model.episode(question, None, sample)) for sample in range(5)
-    )
-    model.close()
+    with chat_model(server, tmp_path, parameters={"reasoning_effort": "low", "max_tokens": 9}) as model:
+        right, cut, empty, refused, parts = (
+            asyncio.run(model.episode(question, None, sample)) for sample in range(5)
+        )
     assert (right.answer, right.stop_reason.value) == ("7", "answer")
     assert right.turns[-1].text == "<think>seven</think>\n<answer>7</answer>"
     assert (cut.answer, cut.stop_reason.value, cut.unscored) == (None, "length", None)
@@ -244,17 +229,17 @@ def test_replies_are_read_with_their_reasoning_and_their_reason_to_stop(tmp_path
 def test_a_service_that_is_away_ends_the_evaluation_and_keeps_what_was_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat_model, "MAX_FAILURES_IN_A_ROW", 3)
+    monkeypatch.setattr("pixelis.jobs.chat_model.MAX_FAILURES_IN_A_ROW", 3)
     server = ChatServer("<answer>7</answer>", *[(503, {})] * 3, "<answer>7</answer>")
-    model = ChatModel(config_for(server, tries=1, concurrency=1), tmp_path)
     questions = [Question(id=f"q{i}", question=f"How many {i}?", answers=["7"]) for i in range(5)]
-    with pytest.raises(InfraFailure, match="3 questions in a row") as error:
+    with (
+        chat_model(server, tmp_path, tries=1, concurrency=1) as model,
+        pytest.raises(InfraFailure, match="3 questions in a row") as error,
+    ):
         model.groups(questions, 1, [], lambda count: None)
     assert "repeat the command" in (error.value.fix or "")
-    model.close()
-    model = ChatModel(config_for(server, tries=1, concurrency=1), tmp_path)
-    groups = model.groups(questions, 1, [], lambda count: None)
-    model.close()
+    with chat_model(server, tmp_path, tries=1, concurrency=1) as model:
+        groups = model.groups(questions, 1, [], lambda count: None)
     assert [t.answer for g in groups for t in g.trajectories] == ["7"] * 5
     asked = [request["messages"][0]["content"][0]["text"] for request in server.requests]
     assert len([text for text in asked if "How many 0?" in text]) == 1
@@ -264,15 +249,7 @@ def test_a_service_that_is_away_ends_the_evaluation_and_keeps_what_was_answered(
 @pytest.mark.slow
 def test_a_stopped_evaluation_does_not_wait_for_a_slow_service(rows: Path, tmp_path: Path) -> None:
     server = ChatServer(3600.0)
-    arguments = [f"evaluate.api.url={server.url}", "evaluate.api.model=m", "evaluate.api.api_key_env="]
-    command = [
-        sys.executable,
-        "-m",
-        "pixelis.jobs.evaluate",
-        *arguments,
-        f"data.evaluate={rows}",
-        f"run.dir={tmp_path / 'run'}",
-    ]
+    command = [sys.executable, "-m", "pixelis.jobs.evaluate", *words(server, rows, tmp_path / "run", key="")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         while not server.requests:
@@ -300,11 +277,9 @@ def test_no_more_requests_than_allowed_are_in_flight(tmp_path: Path) -> None:
         return "<answer>7</answer>"
 
     server = ChatServer(reply)
-    model = ChatModel(config_for(server, concurrency=3), tmp_path)
-    groups = model.groups(
-        [Question(id=f"q{i}", question=f"How many {i}?") for i in range(20)], 2, [1, 2], lambda count: None
-    )
-    model.close()
+    questions = [Question(id=f"q{i}", question=f"How many {i}?") for i in range(20)]
+    with chat_model(server, tmp_path, concurrency=3) as model:
+        groups = model.groups(questions, 2, [1, 2], lambda count: None)
     server.close()
     assert [len(group.trajectories) for group in groups] == [4] * 20
     assert len(server.requests) == 80

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import pixelis
+from command_line import Command
 
 from pixelis.config import load
 from pixelis.datasets.questions import read_questions
@@ -34,9 +34,7 @@ def save_scores(folder: Path, name: str) -> None:
     )
 
 
-def test_an_evaluation_is_not_compared_with_itself(
-    tmp_path: Path, questions: Path, capsys, monkeypatch
-) -> None:
+def test_an_evaluation_is_not_compared_with_itself(tmp_path: Path, questions: Path, pixelis: Command) -> None:
     run = tmp_path / "run"
     save_scores(run, "run")
     (tmp_path / "link").symlink_to(run)
@@ -49,7 +47,7 @@ def test_an_evaluation_is_not_compared_with_itself(
         api = ["evaluate.api.url=http://127.0.0.1:9", "evaluate.api.model=m", "evaluate.api.api_key_env="]
         for more in (api, [f"evaluate.answers={tmp_path / 'given.json'}"]):
             for last in ([], ["--dry-run"]):
-                code, _, err = pixelis(capsys, monkeypatch, "evaluate", *words, *more, *last)
+                code, _, err = pixelis("evaluate", *words, *more, *last)
                 assert (code, "of this evaluation" in err) == (2, True), err
     assert sorted(run.iterdir()) == before
 
@@ -67,28 +65,26 @@ def test_the_scores_of_each_set_and_budget_are_found_before_it_is_evaluated(tmp_
 
 
 def test_a_dry_run_reads_the_answers_and_the_baseline_and_no_policy(
-    tmp_path: Path, questions: Path, capsys, monkeypatch
+    tmp_path: Path, questions: Path, pixelis: Command
 ) -> None:
     keys = [f"data.evaluate={questions}", f"run.dir={tmp_path / 'run'}", "policy.model=/none", "--dry-run"]
     missing = [f"evaluate.answers={tmp_path / 'none.json'}", f"evaluate.baseline={tmp_path / 'none'}"]
-    code, _, err = pixelis(capsys, monkeypatch, "evaluate", *keys, *missing)
+    code, _, err = pixelis("evaluate", *keys, *missing)
     assert code == 1
     assert "fix: correct evaluate.answers and evaluate.baseline" in err
     (tmp_path / "given.json").write_text(json.dumps(ANSWERS))
-    code, _, err = pixelis(
-        capsys, monkeypatch, "evaluate", *keys, f"evaluate.answers={tmp_path / 'given.json'}"
-    )
+    code, _, err = pixelis("evaluate", *keys, f"evaluate.answers={tmp_path / 'given.json'}")
     assert code == 0, err
     assert not (tmp_path / "run").exists()
 
 
 def test_held_out_questions_must_be_complete_whatever_training_may_skip(
-    tmp_path: Path, questions: Path, capsys, monkeypatch
+    tmp_path: Path, questions: Path, pixelis: Command
 ) -> None:
     with questions.open("a") as file:
         file.write("{}\n")
     words = [f"data.evaluate={questions}", "data.max_bad_rows=1", f"run.dir={tmp_path / 'run'}"]
-    code, _, err = pixelis(capsys, monkeypatch, "evaluate", *words, "--dry-run")
+    code, _, err = pixelis("evaluate", *words, "--dry-run")
     assert (code, "a held-out set must be complete" in err, "max_bad_rows" in err) == (1, True, False), err
     with pytest.raises(BadInput) as caught, driver.run_folder(load(None, words), held_out=[str(questions)]):
         pass
@@ -108,7 +104,7 @@ def test_names_that_cannot_be_those_of_files_are_refused(name: str) -> None:
 
 
 def test_answers_in_another_encoding_and_a_file_as_folder_end_with_a_message(
-    tmp_path: Path, questions: Path, capsys, monkeypatch
+    tmp_path: Path, questions: Path, pixelis: Command
 ) -> None:
     answers = tmp_path / "given.json"
     text = json.dumps({"q0": "sept é", "q1": "7", "q2": "7"}, ensure_ascii=False)
@@ -120,7 +116,7 @@ def test_answers_in_another_encoding_and_a_file_as_folder_end_with_a_message(
     assert answer_rows(answers)[0] == {"id": "q0", "pred": "sept é"}
     words = [f"data.evaluate={questions}", f"evaluate.answers={answers}", f"run.dir={questions}"]
     for folder in (questions, questions / "run"):
-        code, _, err = pixelis(capsys, monkeypatch, "evaluate", *words, f"run.dir={folder}")
+        code, _, err = pixelis("evaluate", *words, f"run.dir={folder}")
         assert (code, "is a file, or below one" in err) == (2, True), err
         with (
             pytest.raises(BadConfig, match="is a file"),

@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 from command_line import job_of
+from PIL import Image
 
 from pixelis.config import RewardsConfig, load, parse
 from pixelis.config.evaluate import System
@@ -35,17 +36,17 @@ def group(
 ) -> Group:
     question = Question(id=name, question="?", answers=truth and [truth], scorer="math", split=split)
     trajectories = [
-        Trajectory(
-            id=f"{name}-{i}",
-            question_id=name,
-            group_id=name,
-            answer=answer,
-            turns=[Turn(role="tool", observation=Observation(status="ok"))] * operations,
-            stop_reason=StopReason.ANSWER if answer is not None else StopReason.LENGTH,
-        )
+        Trajectory(id=f"{name}-{i}", question_id=name, group_id=name, answer=answer)
         for i, answer in enumerate(answers)
     ]
+    for trajectory in trajectories:
+        trajectory.turns = [Turn(role="tool", observation=Observation(status="ok"))] * operations
+        trajectory.stop_reason = StopReason.LENGTH if trajectory.answer is None else StopReason.ANSWER
     return Group(id=name, question=question, trajectories=trajectories)
+
+
+def scored_all(groups: list[Group], services: Services) -> list[Group]:
+    return [score_group(g, RewardsConfig(), services=services) for g in groups]
 
 
 def rates(parts: dict) -> dict:
@@ -60,8 +61,7 @@ def test_avg_pass_and_maj_at_k(services):
         group("d", [None, None, None, None]),
         group("e", ["1", "1", "1", "1"], truth=None),  # not scored
     ]
-    scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
-    result = sample_metrics(scored, RewardsConfig(), services)
+    result = sample_metrics(scored_all(groups, services), RewardsConfig(), services)
     expected = {"1": pytest.approx(1.25 / 4), "2": pytest.approx((5 / 6 + 5 / 6 + 1 / 2) / 4), "4": 0.75}
     assert result.pop("pass") == expected
     intervals = result.pop("ci95@k")
@@ -70,12 +70,7 @@ def test_avg_pass_and_maj_at_k(services):
         assert 0 <= low <= result[name] <= high <= 1
     expected = {"k": 4, "avg@k": pytest.approx((0.5 + 0.5 + 0.25 + 0) / 4), "pass@k": 0.75, "maj@k": 0.25}
     assert result == expected
-    assert (
-        sample_metrics(
-            [score_group(group("a", ["1/2"]), RewardsConfig(), services=services)], RewardsConfig(), services
-        )
-        == {}
-    )
+    assert sample_metrics(scored_all([group("a", ["1/2"])], services), RewardsConfig(), services) == {}
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():
@@ -91,7 +86,7 @@ def test_accuracy_with_and_without_operations_and_by_split(services):
         group("b", ["3", "3"], split="ood"),
         group("c", ["1/2"], split="ood"),
     ]
-    result = breakdown([score_group(g, RewardsConfig(), services=services) for g in groups])
+    result = breakdown(scored_all(groups, services))
     assert rates(result["splits"]) == {"id": (0.5, 2), "ood": (pytest.approx(1 / 3), 3)}
     operations = {name: result[name] for name in ("with_operations", "without_operations")}
     assert rates(operations) == {"with_operations": (0.5, 2), "without_operations": (pytest.approx(1 / 3), 3)}
@@ -102,7 +97,7 @@ def test_accuracy_with_and_without_operations_and_by_split(services):
 
 def test_seeds_are_compared_on_the_same_questions(services):
     groups = [group("a", ["1/2", "3", "1/2", "1/2"]), group("b", ["3", "3", "1/2", "3"])]
-    scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
+    scored = scored_all(groups, services)
     result = seed_metrics(scored, [42, 7], 2)
     assert rates(result["seeds"]) == {"42": (0.25, 4), "7": (0.75, 4)}
     assert (result["seed_mean"], result["seed_std"]) == (0.5, pytest.approx(0.125**0.5))
@@ -113,8 +108,7 @@ def test_the_table_shows_intervals_seeds_and_paired_differences(services):
     groups = [group(f"q{i}", ["1/2", "3"] if i % 2 else ["1/2", "1/2"], operations=i % 3) for i in range(12)]
     for i, g in enumerate(groups):
         g.question.meta["category"] = "near" if i < 6 else "far"
-    scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
-    config = parse({})
+    scored, config = scored_all(groups, services), parse({})
     summary = evaluation_arms.summary_of(config, "v", scored, services, [1, 2], 1)
     arm = evaluation_arms.Arm("v", summary, scored, [])
     wrong = dict.fromkeys(arm.correct, 0.0)
@@ -137,23 +131,19 @@ def test_the_table_shows_intervals_seeds_and_paired_differences(services):
 
 
 def test_an_evaluation_in_which_nobody_answered_says_so(services, capsys):
-    scored = [
-        score_group(g, RewardsConfig(), services=services)
-        for g in (group("a", [None, None]), group("b", ["3", None]))
-    ]
+    scored = scored_all([group("a", [None, None]), group("b", ["3", None])], services)
     summary = evaluation_arms.summary_of(parse({}), "v", scored, services)
     assert summary["answered"] == 1
     evaluate.show(summary)
     assert "warning: 3 of 4 episodes gave no answer" in capsys.readouterr().err
-    wrong = score_group(group("c", ["3"]), RewardsConfig(), services=services)
-    evaluate.show(evaluation_arms.summary_of(parse({}), "v", [wrong], services))
+    wrong = scored_all([group("c", ["3"])], services)
+    evaluate.show(evaluation_arms.summary_of(parse({}), "v", wrong, services))
     assert capsys.readouterr().err == "", "a wrong answer is one"
 
 
 def test_scores_by_question_are_written_and_compared_with_an_earlier_evaluation(services, tmp_path):
     groups = [group("a", ["1/2", None]), group("b", ["3", "1/2"]), group("c", ["3", "3"], truth=None)]
-    scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
-    config = parse({})
+    scored, config = scored_all(groups, services), parse({})
     arm = evaluation_arms.Arm("v", evaluation_arms.summary_of(config, "v", scored, services), scored, [])
     evaluation_arms.save(config, tmp_path, arm)
     rows = [json.loads(line) for line in (tmp_path / "scores-v.jsonl").read_text().splitlines()]
@@ -163,10 +153,9 @@ def test_scores_by_question_are_written_and_compared_with_an_earlier_evaluation(
         ("c", ["3", "3"], [None, None]),
     ]
     assert rows[2]["unscored"] == ["no_answer_key"] * 2 or all(rows[2]["unscored"])
-    better = [score_group(group(name, ["1/2"]), RewardsConfig(), services=services) for name in "ab"]
-    other = evaluation_arms.Arm(
-        "new", evaluation_arms.summary_of(config, "new", better, services), better, []
-    )
+    better = scored_all([group(name, ["1/2"]) for name in "ab"], services)
+    summary = evaluation_arms.summary_of(config, "new", better, services)
+    other = evaluation_arms.Arm("new", summary, better, [])
     expected = {"mean": 0.5, "ci95": [0.5, 0.5], "n": 2, "p": 0.5}
     assert evaluation_arms.compare_with(str(tmp_path), other) == expected
     rows[0]["answers"] = ["one\u2028two\x85"]  # they end a line of text, but not one of JSON
@@ -182,16 +171,15 @@ def test_scores_by_question_are_written_and_compared_with_an_earlier_evaluation(
 
 def test_accuracy_by_category_and_the_files_of_other_systems(services):
     groups = [group("vstar-a", ["1/2", "3"]), group("vstar-b", ["1/2", "1/2"]), group("vstar-c", [None, "4"])]
-    for g, category in zip(
-        groups, ("direct_attributes", "relative_position", "relative_position"), strict=True
-    ):
+    categories = "direct_attributes", "relative_position", "relative_position"
+    for g, category in zip(groups, categories, strict=True):
         g.question.meta["category"], g.question.task = category, "vstar"
         for t in g.trajectories:
             t.turns = [
                 Turn(role="user", text="?"),
                 Turn(role="assistant", text=f"<answer>{t.answer}</answer>"),
             ]
-    scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
+    scored = scored_all(groups, services)
     result = breakdown(scored)["categories"]
     assert rates(result) == {"direct_attributes": (0.5, 2), "relative_position": (0.5, 4)}
     scored[0].question.meta["category"] = ["direct_attributes", "hard"]
@@ -214,26 +202,14 @@ def test_accuracy_by_category_and_the_files_of_other_systems(services):
     assert json.loads(written["final_acc_v.json"]) == expected
     assert len(written["result_v.jsonl"].splitlines()) == 6
     stats = json.loads(written["mini_o3-v/stats.json"])
-    assert [(row["doc_id"], row["pass_at_k"], len(row["rollouts"])) for row in stats[:2]] == [
-        ("vstar-a", 0.5, 2),
-        ("vstar-b", 1.0, 2),
-    ]
-    assert stats[0]["rollouts"][0] == {
-        "output": "<answer>1/2</answer>",
-        "score": 1.0,
-        "format_reward": 1.0,
-        "acc_reward": 1.0,
-    }
+    assert [(row["doc_id"], row["pass_at_k"]) for row in stats[:2]] == [("vstar-a", 0.5), ("vstar-b", 1.0)]
+    first, _ = stats[0]["rollouts"]
+    assert first == {"output": "<answer>1/2</answer>", "score": 1.0, "format_reward": 1.0, "acc_reward": 1.0}
     assert json.loads(written["mini_o3-v/metrics.json"]) == {"val/test_score/vstar/total": 0.5}
 
 
 def test_files_of_other_systems_name_the_benchmark_and_pixel_reasoners_bonus_and_cost(services):
-    groups = [
-        group("vstar-direct-1", ["1/2"]),
-        group("infovqa-9", ["3"]),
-        group("17", ["3"]),
-        group("x-1", ["3"]),
-    ]
+    groups = [group("vstar-direct-1", ["1/2"]), *(group(name, ["3"]) for name in ("infovqa-9", "17", "x-1"))]
     groups[0].question.task, groups[0].question.meta = "search", {"source": "vstar", "original_id": "1"}
     groups[3].question.task = "own"
     call = Turn(role="assistant", text="c", action=Action(op="zoom_in", arguments={"box": [0, 0, 0.5, 0.5]}))
@@ -242,10 +218,9 @@ def test_files_of_other_systems_name_the_benchmark_and_pixel_reasoners_bonus_and
     groups[1].trajectories = [
         other.model_copy(update={"id": f"t{calls}", "turns": [call, seen] * calls}) for calls in (3, 0, 0, 0)
     ]
-    scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
-    written = outputs.files("pixel_reasoner", "v", scored, {}, "m") | outputs.files(
-        "mini_o3", "v", scored, {}, "m"
-    )
+    scored, written = scored_all(groups, services), {}
+    for system in ("pixel_reasoner", "mini_o3"):
+        written |= outputs.files(system, "v", scored, {}, "m")
     metrics = json.loads(written["metrics_v.json"])
     assert [row["benchname"] for row in metrics] == ["infovqa", "own", "v", "vstar"]
     assert "val/test_score/vstar/total" in json.loads(written["mini_o3-v/metrics.json"])
@@ -267,12 +242,10 @@ def test_the_trajectory_file_of_mini_o3_has_each_turn_and_the_errors() -> None:
         Turn(role="assistant", text="<answer>7</answer>"),
     ]
     question = Question(id="../d/1", question="Which?", answers=["7"])
-    episode = Trajectory(
-        question_id=question.id, group_id="g", turns=turns, answer="7", stop_reason=StopReason.ANSWER
-    )
-    written = outputs.files(
-        "mini_o3", "v", [Group(id="g", question=question, trajectories=[episode])], {}, "m"
-    )
+    answered = {"answer": "7", "stop_reason": StopReason.ANSWER}
+    episode = Trajectory(question_id=question.id, group_id="g", turns=turns, **answered)
+    played = Group(id="g", question=question, trajectories=[episode])
+    written = outputs.files("mini_o3", "v", [played], {}, "m")
     (path,) = [path for path in written if path.endswith("traj.jsonl")]
     assert path.startswith("mini_o3-v/")
     assert ".." not in path
@@ -330,14 +303,12 @@ PREDICTIONS = ["<think>so</think><answer>7</answer>", "The answer is 4."]
 def test_another_models_answers_are_scored_from_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from PIL import Image
-
     Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
     rows = [{**row, "pred": text} for row, text in zip(ROWS, PREDICTIONS, strict=True)]
     (tmp_path / "count.json").write_text(json.dumps(rows))
-    keys = {"answers": str(tmp_path / "count.json")}
-    source = f"{tmp_path}/count.json?format=reason_rft"
-    config = parse({"evaluate": keys, "data": {"evaluate": source}, "rewards": {"preset": "rr-count"}})
+    file = f"{tmp_path}/count.json"
+    keys = [f"evaluate.answers={file}", f"data.evaluate={file}?format=reason_rft", "rewards.preset=rr-count"]
+    config = load(None, keys)
     summary = evaluate_api.score_answers(config, tmp_path)
     assert (summary["accuracy"], summary["n"]) == (0.5, 2)
     written = json.loads((tmp_path / "count_with_score.json").read_text())
@@ -351,24 +322,16 @@ def test_another_models_answers_are_scored_from_a_file(
 def test_published_files_of_answers_by_id_are_scored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    question = {
-        "question": "Which?",
-        "choices": ["red", "blue"],
-        "grade": "grade1",
-        "subject": "natural science",
-        "split": "test",
-    }
+    question = {"question": "Which?", "choices": ["red", "blue"], "split": "test"}
+    question |= {"grade": "grade1", "subject": "natural science"}
     problems = {str(i): {**question, "answer": i % 2} for i in range(4)}
     (tmp_path / "problems.json").write_text(json.dumps(problems))
     (tmp_path / "pid_splits.json").write_text(json.dumps({"test": list(problems)}))
-    config = parse(
-        {"evaluate": {"answers": str(tmp_path / "gpt3.json")}, "data": {"evaluate": f"scienceqa:{tmp_path}"}}
-    )
-    files = {
-        "numbers as ScienceQA": {"acc": 75.0, "results": {"0": 0, "1": 1, "2": 0, "3": -1}, "outputs": {}},
-        "texts as MM-Vet and MMMU": {"0": "A", "1": "The answer is (B).", "2": "red", "3": "?"},
-    }
-    for answers in files.values():
+    answers = str(tmp_path / "gpt3.json")
+    config = parse({"evaluate": {"answers": answers}, "data": {"evaluate": f"scienceqa:{tmp_path}"}})
+    numbers = {"acc": 75.0, "results": {"0": 0, "1": 1, "2": 0, "3": -1}, "outputs": {}}  # of ScienceQA
+    texts = {"0": "A", "1": "The answer is (B).", "2": "red", "3": "?"}  # of MM-Vet and MMMU
+    for answers in (numbers, texts):
         (tmp_path / "gpt3.json").write_text(json.dumps(answers))
         assert evaluate_api.score_answers(config, tmp_path)["accuracy"] == 0.75
     rows = [json.loads(line) for line in (tmp_path / "scores-gpt3.jsonl").read_text().splitlines()]
@@ -396,12 +359,11 @@ def test_errors_of_counts(services) -> None:
 
 def test_answers_and_questions_must_fit() -> None:
     questions = [Question(id=str(i), question="?", answers=["7"]) for i in range(2)]
-    texts = [{"id": "1", "pred": "a"}, {"id": "0", "pred": "b"}, {"id": "0", "pred": "c"}]
-    groups = foreign_answers.episodes(texts, questions)
-    assert [[t.turns[0].text for t in g.trajectories] for g in groups] == [["b", "c"], ["a"]]
-    assert isinstance(groups[0].trajectories[0].turns[0], Turn)
-    in_order = foreign_answers.episodes([{"model_output": "a"}, {"model_output": "b"}], questions)
-    assert [g.trajectories[0].turns[0].text for g in in_order] == ["a", "b"]
+    by_id = [{"id": "1", "pred": "a"}, {"id": "0", "pred": "b"}, {"id": "0", "pred": "c"}]
+    in_order = [{"model_output": "a"}, {"model_output": "b"}]
+    for rows, expected in ((by_id, [["b", "c"], ["a"]]), (in_order, [["a"], ["b"]])):
+        groups = foreign_answers.episodes(rows, questions)
+        assert [[t.turns[0].text for t in g.trajectories] for g in groups] == expected
     for rows, code in (
         ([{"id": "0", "text": "a"}], "no_output"),
         ([{"id": "7", "pred": "a"}], "unpaired"),

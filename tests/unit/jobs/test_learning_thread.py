@@ -17,14 +17,6 @@ from pixelis.jobs import serve
 from pixelis.policy import checkpoint
 
 
-class Evolution:
-    """Hears of failures as the actor does."""
-
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-        self.learner_failed = SimpleNamespace(remote=self.heard.append)
-
-
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that the thread would have waited between two learners."""
@@ -40,11 +32,15 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-def learning(
-    folder: Path, evolution: Evolution, evolve: Any, monkeypatch: pytest.MonkeyPatch
-) -> serve.Learning:
+def learnt(folder: Path, evolve: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[serve.Learning, list[str]]:
+    """The learner's thread when it has ended, and the failures that Evolution heard of."""
+    heard: list[str] = []
+    evolution = SimpleNamespace(learner_failed=SimpleNamespace(remote=heard.append))
     monkeypatch.setattr(serve, "evolve", evolve)
-    return serve.Learning(load(None, [f"run.dir={folder}"]), Actors(), ServingActors(evolution=evolution))  # type: ignore[arg-type]
+    config = load(None, [f"run.dir={folder}"])
+    learning = serve.Learning(config, Actors(), ServingActors(evolution=evolution))  # type: ignore[arg-type]
+    learning.thread.join(30)
+    return learning, heard
 
 
 def test_a_learner_that_fails_is_started_again_later_each_time_that_no_update_lies_between(
@@ -59,13 +55,11 @@ def test_a_learner_that_fails_is_started_again_later_each_time_that_no_update_li
             checkpoint.write(tmp_path, int(outcome), {}, {})
         raise (RuntimeError("gone") if outcome else InfraFailure("away"))
 
-    evolution = Evolution()
-    thread = learning(tmp_path, evolution, evolve, monkeypatch)
-    thread.thread.join(30)
-    assert thread.failed is None
+    learning, heard = learnt(tmp_path, evolve, monkeypatch)
+    assert learning.failed is None
     assert pauses == [1.0, 2.0, 4.0, 1.0, 2.0]
-    assert len(evolution.heard) == 5
-    assert "RuntimeError: gone" in evolution.heard[0]
+    assert len(heard) == 5
+    assert "RuntimeError: gone" in heard[0]
 
 
 def test_permanent_failures_are_reported_and_not_retried(
@@ -77,8 +71,6 @@ def test_permanent_failures_are_reported_and_not_retried(
         calls.append(1)
         raise MissingFile("no weights")
 
-    evolution = Evolution()
-    thread = learning(tmp_path, evolution, fails, monkeypatch)
-    thread.thread.join(30)
-    assert isinstance(thread.failed, MissingFile)
-    assert (len(calls), evolution.heard) == (1, ["no weights"])
+    learning, heard = learnt(tmp_path, fails, monkeypatch)
+    assert isinstance(learning.failed, MissingFile)
+    assert (len(calls), heard) == (1, ["no weights"])

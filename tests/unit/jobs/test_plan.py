@@ -1,9 +1,12 @@
-"""The checks of a dry run across the parts of a job: machines, rewards."""
+"""The checks of a dry run across the parts of a job: machines, rewards, the judge of questions."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
-from command_line import job_of
+from command_line import Command, job_of
 
 from pixelis import config
 from pixelis.errors import BadConfig
@@ -17,13 +20,8 @@ def findings(job: str, subject: str, *overrides: str) -> list[Finding]:
     return [f for f in every if f.subject == subject]
 
 
-TWO_NODES = (
-    "cluster.nodes.count=2",
-    "cluster.nodes.cpus=32",
-    "cluster.nodes.gpus=4",
-    "learner.gpus=1",
-    "engine.gpus=1",
-)
+TWO_NODES = ["cluster.nodes.count=2", "cluster.nodes.cpus=32", "cluster.nodes.gpus=4"]
+TWO_NODES += ["learner.gpus=1", "engine.gpus=1"]
 
 
 def test_learners_share_a_machine_and_generators_take_what_is_left() -> None:
@@ -87,3 +85,16 @@ def test_a_missing_judge_or_key_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     (ready,) = findings("rft", "rewards", *server)
     assert (ready.level, "secret" in ready.text) == ("ok", False)
     assert findings("rft", "rewards") == []
+
+
+@pytest.mark.slow
+def test_questions_that_need_a_judge_fail_the_dry_run_without_one(tmp_path: Path, pixelis: Command) -> None:
+    rows = [{"id": str(i), "question": "?", "answers": ["7"], "scorer": "judge"} for i in range(4)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    command = ["rft", "configs/nano/rft.yaml", f"data.train={tmp_path / 'rows.jsonl'}", "--dry-run"]
+    code, _, errors = pixelis(*command)
+    assert code == 2
+    assert "has questions with the scorer judge, which needs a judge" in errors
+    judge = {"url": "http://127.0.0.1:9/v1", "model": "m", "api_key_env": ""}
+    assert pixelis(*command, *(f"rewards.judge.{key}={value}" for key, value in judge.items()))[0] == 0
+    assert pixelis(*command, "rewards.scorer=exact")[0] == 0

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from rich.text import Text
 
@@ -29,13 +27,7 @@ def test_a_run_is_drawn_with_its_curves_and_alarms(tmp_path: Path) -> None:
         log.write("stage", name="starting the engine")
         first = top(str(tmp_path), "--once").stdout
         for step in range(1, 21):
-            values = {
-                "train/accuracy": step / 20,
-                "policy/kl": step / 100,
-                "operation/zoom_in": 0.5,
-                "stop/answer": 1.0,
-            }
-            log.write("step/policy", step=step, **values)
+            log.write("step/policy", step=step, **{"train/accuracy": step / 20, "policy/kl": step / 100})
         # Repeated after a resume
         log.write("step/policy", step=20, **{"train/accuracy": 0.25, "policy/kl": 0.2})
         log.write("evaluation", step=20, **{"evaluate/accuracy": 0.875})
@@ -43,11 +35,9 @@ def test_a_run_is_drawn_with_its_curves_and_alarms(tmp_path: Path) -> None:
     assert "no step yet: starting the engine" in first
     shown = top(str(tmp_path), "--once")
     assert shown.returncode == 0
-    assert "step 20" in shown.stdout
-    assert "0.05 to 0.95" in shown.stdout  # the repeated step counts once
-    assert "0.875" in shown.stdout
-    assert "KL to the start" in shown.stdout
-    assert "waits for a node" in shown.stdout
+    # The repeated step counts once
+    for text in ("step 20", "0.05 to 0.95", "0.875", "KL to the start", "waits for a node"):
+        assert text in shown.stdout
 
 
 def test_what_cannot_be_watched_is_named_with_a_fix(tmp_path: Path) -> None:
@@ -57,50 +47,29 @@ def test_what_cannot_be_watched_is_named_with_a_fix(tmp_path: Path) -> None:
         assert "fix:" in refused.stderr
 
 
-@pytest.fixture
-def other() -> Iterator[tuple[str, dict[str, tuple[int, str]]]]:
-    """The address of a service and what it answers by path; 404 with JSON elsewhere."""
+def test_another_service_and_one_that_is_away_are_named() -> None:
     answers: dict[str, tuple[int, str]] = {}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            code, body = answers.get(self.path, (404, '{"detail": "Not Found"}'))
-            self.send_response(code)
-            self.end_headers()
-            self.wfile.write(body.encode())
+    def reply(request: httpx.Request) -> httpx.Response:
+        code, text = answers.get(request.url.path, (404, '{"detail": "Not Found"}'))
+        return httpx.Response(code, text=text)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", answers
-        server.shutdown()
-
-
-def test_another_service_and_one_that_is_away_are_named(
-    other: tuple[str, dict[str, tuple[int, str]]],
-) -> None:
-    url, answers = other
+    service = Service("http://service")
+    service.http = httpx.Client(transport=httpx.MockTransport(reply))
     for health in ((404, "{}"), (200, "[1]"), (200, "hello")):
         answers["/healthz"] = health
         with pytest.raises(InfraFailure, match="no Pixelis service"):
-            Service(url).draw()
+            service.draw()
     answers["/healthz"] = (503, '{"status": "no generator answers", "generators": 0, "memory": null}')
     answers["/v1/evolution"] = (503, '{"error": {"message": "starting"}}')
     with pytest.raises(InfraFailure, match="answers /v1/evolution with 503"):
-        Service(url).draw()
+        service.draw()
     answers["/v1/evolution"] = (200, '{"counts": {"answered": 3}}')
-    Service(url).draw()  # the health is drawn though it is bad
+    service.draw()  # the health is drawn though it is bad
 
 
 def test_a_service_that_is_away_for_a_while_is_watched_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    frames: list[Any] = [
-        Text("before"),
-        InfraFailure("it answers with 503"),
-        Text("after"),
-        KeyboardInterrupt(),
-    ]
+    frames: list[Any] = [Text("before"), InfraFailure("503"), Text("after"), KeyboardInterrupt()]
     drawn = []
 
     def draw() -> Text:

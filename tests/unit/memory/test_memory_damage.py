@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from memory_entries import PNG, entries, listed, made, vectors
+from memory_entries import PNG, Opened, entries, listed, made, vectors
 
 from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput, DataFailure, PixelisError
@@ -46,12 +46,9 @@ def read_all(shard: Shard) -> list[Entry]:
 
 
 def same(one: Entry, other: Entry) -> bool:
-    vectors_equal = one.vector is None or np.array_equal(one.vector, other.vector)
-    return (
-        one.experience == other.experience
-        and vectors_equal
-        and one.pictures.items() <= other.pictures.items()
-    )
+    if one.vector is not None and not np.array_equal(one.vector, other.vector):
+        return False
+    return one.experience == other.experience and one.pictures.items() <= other.pictures.items()
 
 
 def restore(folder: Path, content: bytes) -> Path:
@@ -61,16 +58,15 @@ def restore(folder: Path, content: bytes) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trials", [12, pytest.param(60, marks=pytest.mark.long)])
 def test_a_flipped_bit_is_never_silent(
-    trials: int, intact: tuple[bytes, list[Entry], Path], tmp_path: Path, record_figures: Callable[..., None]
+    intact: tuple[bytes, list[Entry], Path], tmp_path: Path, record_figures: Callable[..., None]
 ) -> None:
     content, expected, export = intact
     by_id, rng, outcomes = {e.experience.id: e for e in expected}, random.Random(7), Counter[str]()
-    for trial in range(trials):
+    for trial in range(12):
         damaged = bytearray(content)
         # Also in the header
-        place = rng.randrange(100) if trial < trials // 10 else rng.randrange(len(content))
+        place = rng.randrange(100) if trial < 2 else rng.randrange(len(content))
         damaged[place] ^= 1 << rng.randrange(8)
         folder = restore(tmp_path / str(trial), bytes(damaged))
         try:
@@ -102,14 +98,14 @@ def test_a_flipped_bit_is_never_silent(
     record_figures(**{name.replace(" ", "_").replace(":", ""): count for name, count in outcomes.items()})
     refused = {name for name in outcomes if name.startswith("refused")}
     assert refused <= {"refused: damaged", "refused: bad_schema", "refused: read_only"}
-    assert outcomes["lost and named"] > trials // 4
+    assert outcomes["lost and named"] > 3
 
 
 def test_a_row_damaged_while_the_shard_is_open_hides_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows_module, "CHUNK", 4)
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     given = entries(10)
     for number, entry in enumerate(given):
         entry.pictures = {"img0": PNG + b"%d" % number}
@@ -117,11 +113,8 @@ def test_a_row_damaged_while_the_shard_is_open_hides_no_other(
     with connect(tmp_path / "shard.sqlite") as db:  # a change that the checksums do not know
         prepare(db).execute("UPDATE vectors SET checksum = x'00' WHERE seq = 4")
         db.execute("UPDATE experiences SET record = replace(record, 'Which', X'ff') WHERE id = 'e5'")
-        db.execute(
-            "UPDATE pictures SET png = x'89' WHERE hash = (SELECT hash FROM experience_pictures WHERE "
-            "seq "
-            "= 7)"
-        )
+        shown = "SELECT hash FROM experience_pictures WHERE seq = 7"
+        db.execute(f"UPDATE pictures SET png = x'89' WHERE hash = ({shown})")
     db.close()
     others = [f"e{i}" for i in (9, 8, 7, 6, 4, 3, 2, 1, 0)]
     assert [e.id for e in listed(shard, 99)] == others
@@ -134,8 +127,7 @@ def test_a_row_damaged_while_the_shard_is_open_hides_no_other(
     assert shard.pictures("e6") == {}
     assert shard.pictures("e7") == {"img0": PNG + b"7"}
     assert sorted(e.experience.id for e in read_all(shard)) == sorted(others)
-    shard.close()
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     result = shard.database.salvaged
     assert (result.experiences, result.lost_ids) == (9, ["e5"])
     assert (result.without_vector, result.without_pictures) == (["e3"], ["e6"])
@@ -147,21 +139,21 @@ def test_a_row_damaged_while_the_shard_is_open_hides_no_other(
     )
     assert shard.delete(["e0"]) == 1
     assert not list(tmp_path.glob("damaged-*")), "a deletion reaches the damaged copy"
-    shard.close()
 
 
-def test_a_salvage_interrupted_between_its_renames_is_completed(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_a_salvage_interrupted_between_its_renames_is_completed(
+    opened: Opened, shard: Shard, tmp_path: Path
+) -> None:
     shard.add(entries(5))
     shard.close()
     (tmp_path / "shard.sqlite").rename(tmp_path / "salvaged.sqlite")
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     assert len(shard) == 5
-    shard.close()
 
 
-def test_a_salvaged_shard_keeps_its_counts_numbers_and_withdrawals(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_a_salvaged_shard_keeps_its_counts_numbers_and_withdrawals(
+    opened: Opened, shard: Shard, tmp_path: Path
+) -> None:
     shard.add(entries(6))
     shard.delete(["e5"])
     shard.succeeded("r", ["e1"])
@@ -171,17 +163,15 @@ def test_a_salvaged_shard_keeps_its_counts_numbers_and_withdrawals(tmp_path: Pat
         prepare(db).execute("UPDATE experiences SET record = '{}' WHERE id = 'e4'")
     db.close()
     (tmp_path / "salvaged.sqlite").write_bytes(b"left by a start that was killed")
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     assert shard.database.salvaged.lost_ids == ["e4"]
     assert shard.succeeded("r", ["e1"]) == 0, "is still counted"
     assert shard.stats()["added"] == 6, "no number is used again"
     shard.add([Entry(made(7, policy_version=3))])
     assert shard.row("e7")[1] == "failed", "the version is still withdrawn"
-    shard.close()
 
 
-def test_feedback_is_capped_by_name(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_feedback_is_capped_by_name(shard: Shard) -> None:
     shard.add(entries(2))
     for number in range(shard_module.MAX_FEEDBACK):
         shard.feedback("e0", Feedback(comment=f"{number}", created_at=float(number)))
@@ -189,4 +179,3 @@ def test_feedback_is_capped_by_name(tmp_path: Path) -> None:
         shard.feedback("e0", Feedback(correct=False, created_at=99.0))
     assert caught.value.code == "feedback_full"
     assert len(shard.feedback("e1", Feedback(correct=True)).feedback) == 1
-    shard.close()

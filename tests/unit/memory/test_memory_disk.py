@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from small_disks import fail, failing_disk, fill, freeze, make_read_only, mount_
 
 from pixelis.config import MemoryConfig
 from pixelis.errors import InfraFailure
+from pixelis.files import disk_failure
 from pixelis.memory import Entry, Shard
 
 
@@ -53,56 +53,6 @@ def test_a_full_disk_refuses_by_name_and_loses_nothing_acknowledged(tmp_path: Pa
         shard.close()
 
 
-@pytest.mark.slow
-def test_a_killed_shard_comes_back_on_the_full_disk(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", 3) as disk:
-        script = (
-            "import os, sys; sys.path[:0] = sys.argv[2:]\n"
-            "from test_memory_disk import *\n"
-            "shard = Shard(sys.argv[1], MemoryConfig())\n"
-            "print(len(fill_up(shard)), flush=True)\n"
-            "os.kill(os.getpid(), 9)\n"
-        )
-        command = [sys.executable, "-c", script, str(disk / "shard"), *map(str, Path(__file__).parents[:3])]
-        count = int(subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout)
-        fill(disk)
-        shard = Shard(disk / "shard", MemoryConfig())
-        assert len(shard) == count > 5
-        with pytest.raises(InfraFailure, match="no space"):
-            shard.add([large(7000)])
-        (disk / "ballast").unlink()
-        shard.close()
-
-
-@pytest.mark.slow
-def test_a_write_error_is_named_and_ends(tmp_path: Path) -> None:
-    """EFBIG is an error that is neither a full disk nor a read-only one."""
-    script = (
-        "import resource, signal, sys; sys.path[:0] = sys.argv[2:]\n"
-        "from test_memory_disk import *\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "shard = Shard(sys.argv[1], MemoryConfig())\n"
-        "shard.add([large(1)])\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))\n"
-        "codes = set()\n"
-        "for number in range(2, 40):\n"
-        "    try: shard.add([large(number)])\n"
-        "    except InfraFailure as error: codes.add(error.code)\n"
-        "stored, refusal = len(shard), shard.stats()['refusal']\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
-        "wait_for(lambda: not shard.stats()['refusal'])\n"
-        "shard.add([large(99)])\n"
-        "shard.close()\n"
-        "print(codes, stored, refusal, len(Shard(sys.argv[1], MemoryConfig())))\n"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "shard"), *map(str, Path(__file__).parents[:3])]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    codes, stored, refusal, reopened = result.stdout.split()
-    assert (codes, refusal) == ("{'io_error'}", "io_error")
-    assert 1 <= int(stored) == int(reopened) - 1
-
-
 def test_a_start_on_a_full_or_read_only_disk_says_so(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2) as disk:
         ballast = fill(disk)
@@ -140,3 +90,10 @@ def test_a_disk_that_becomes_read_only_refuses_by_name_and_loses_nothing_acknowl
         assert shard.add([large(2)]) == [True]
         assert all(shard.rows(["e1", "e2"]))
         shard.close()
+
+
+def test_an_error_of_a_disk_that_is_neither_full_nor_read_only_is_named(tmp_path: Path) -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+    failure = disk_failure(tmp_path / "shard.sqlite", error)
+    assert (failure.code, "I/O error" in failure.message) == ("io_error", True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from memory_entries import entries, wait_for
+from memory_entries import Opened, entries, wait_for
 
 from pixelis.config import MemoryConfig
 from pixelis.errors import InfraFailure
@@ -73,10 +73,10 @@ def test_a_second_machine_takes_over_from_a_dead_one(
 
 
 def test_an_owner_that_was_cut_off_stores_nothing_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.05)
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     shard.add(entries(2))
     other = {**json.loads((tmp_path / "lock").read_bytes()), "owner": "x", "host": "node-7", "pid": 42}
     (tmp_path / "lock").write_bytes(json.dumps(other).encode().ljust(lease.SIZE))
@@ -88,12 +88,13 @@ def test_an_owner_that_was_cut_off_stores_nothing_any_more(
     assert json.loads((tmp_path / "lock").read_bytes())["owner"] == "x", "the new owner keeps it"
 
 
-def test_a_late_owner_looks_before_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_owner_looks_before_it_writes(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 1000.0)
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     shard.database._lease.beat_at -= lease.LEASE_S  # as after a suspension
     assert shard.add(entries(1)) == [True]
     (tmp_path / "lock").write_bytes(b'{"owner": "x"}'.ljust(lease.SIZE))
     with pytest.raises(InfraFailure, match="in use"):
         shard.add(entries(1, first=5))
-    shard.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_entries import PNG, made
+from memory_entries import PNG, Opened, made
 
 from pixelis.config import MemoryConfig
 from pixelis.memory import Entry, Shard
@@ -40,8 +40,7 @@ def showing(number: int, *contents: int, user: str | None = None) -> Entry:
     )
 
 
-def test_a_picture_of_several_experiences_is_stored_once(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_a_picture_of_several_experiences_is_stored_once(shard: Shard, tmp_path: Path) -> None:
     assert shard.add([showing(0, 0, 1), showing(1, 0), showing(2, 0, 0), showing(3)]) == [True] * 4
     assert sorted(stored(tmp_path)) == sorted(CONTENTS[:2])
     assert shard.pictures("e0") == {"img0": CONTENTS[0], "img1": CONTENTS[1]}
@@ -53,11 +52,9 @@ def test_a_picture_of_several_experiences_is_stored_once(tmp_path: Path) -> None
     assert sorted(stored(tmp_path / "other")) == sorted(CONTENTS[:2])
     assert [other.pictures(f"e{i}") for i in range(4)] == [shard.pictures(f"e{i}") for i in range(4)]
     other.close()
-    shard.close()
 
 
-def test_a_picture_goes_with_the_last_user_who_showed_it(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_a_picture_goes_with_the_last_user_who_showed_it(shard: Shard, tmp_path: Path) -> None:
     shard.add([showing(0, 0, 1, user="a"), showing(1, 0, user="b")])
     assert shard.delete_user("a") == ["e0"]
     assert stored(tmp_path) == CONTENTS[:1]
@@ -79,16 +76,17 @@ def test_pictures_go_with_evicted_and_pruned_experiences(tmp_path: Path) -> None
 
 
 def test_a_shared_picture_that_is_damaged_is_named_for_all_and_replaced_by_the_next_add(
+    opened: Opened,
+    shard: Shard,
     tmp_path: Path,
 ) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
     shard.add([showing(0, 0, 1), showing(1, 0), showing(2, 1)])
     shard.close()
     intact = (tmp_path / "shard.sqlite").read_bytes()
     damage = intact.replace(CONTENTS[0][20:40], bytes(20))
     assert damage != intact
     (tmp_path / "shard.sqlite").write_bytes(damage)
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     assert shard.database.salvaged.without_pictures == ["e0", "e1"]
     assert [shard.pictures(f"e{i}") for i in range(3)] == [{"img1": CONTENTS[1]}, {}, {"img0": CONTENTS[1]}]
     with connect(tmp_path / "shard.sqlite") as db:  # while it is open
@@ -97,7 +95,6 @@ def test_a_shared_picture_that_is_damaged_is_named_for_all_and_replaced_by_the_n
     assert shard.pictures("e2") == {}
     shard.add([showing(3, 1)])
     assert shard.pictures("e2") == shard.pictures("e3") == {"img0": CONTENTS[1]}
-    shard.close()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from memory_entries import PNG, entries, listed, made, vectors, wait_for
+from memory_entries import PNG, Opened, entries, listed, made, vectors, wait_for
 
 from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput, InfraFailure, MissingFile
@@ -25,37 +25,32 @@ def ids(shard: Shard) -> list[str]:
     return sorted(e.id for e in listed(shard, 1000))
 
 
-def test_reopening_restores_five_records_and_one_more(tmp_path: Path) -> None:
+def test_reopening_restores_five_records_and_one_more(opened: Opened) -> None:
     given = entries(6)
     given[0].pictures = {"img0": PNG + b"0", "obs1": PNG + b"1"}
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     assert shard.add(given[:5]) == [True] * 5
-    shard.close()
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     assert shard.add(given[5:]) == [True]
-    shard.close()
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     assert len(shard) == 6
     assert shard.get([f"e{i}" for i in range(6)]) == [e.experience for e in given]
     assert shard.pictures("e0") == given[0].pictures
     match = shard.search(np.stack([e.vector for e in given]), 1)
     assert [line[0][0] for line in match] == [f"e{i}" for i in range(6)]
     assert [line[0][1] for line in match] == pytest.approx([1.0] * 6, abs=1e-6)
-    shard.close()
 
 
-def test_a_known_id_is_refused_and_nothing_of_it_changes(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_a_known_id_is_refused_and_nothing_of_it_changes(shard: Shard) -> None:
     first, other = entries(1)[0], Entry(made(0, policy_version=9), vectors(1, seed=5)[0])
     assert shard.add([first, other]) == [True, False], "also within one call"
     assert shard.add([other]) == [False]
     assert shard.get(["e0", "e1"]) == [first.experience, None]
     assert len(shard) == 1
-    shard.close()
 
 
-def test_a_full_shard_keeps_the_newest_five_of_ten(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig(), capacity=5)
+def test_a_full_shard_keeps_the_newest_five_of_ten(opened: Opened) -> None:
+    shard = opened(capacity=5)
     given = entries(10)
     for entry in given:
         shard.add([entry])
@@ -64,76 +59,51 @@ def test_a_full_shard_keeps_the_newest_five_of_ten(tmp_path: Path) -> None:
     assert all({name for name, _ in line} == {f"e{i}" for i in range(5, 10)} for line in match), (
         "k beyond the size gives all"
     )
-    shard.close()
-    shard = Shard(tmp_path, MemoryConfig(), capacity=5)
+    shard = opened(capacity=5)
     assert shard.add(entries(12, first=20)) == [True] * 12, "more than there is room for, in one call"
     assert ids(shard) == [f"e{i}" for i in range(27, 32)]
     assert shard.stats()["added"] == 22
-    shard.close()
-
-
-def test_an_experience_that_is_evicted_and_added_again_in_one_call_is_readable(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig(), capacity=2)
-    given = entries(3)
-    assert shard.add([*given, given[0]]) == [True] * 4
-    assert ids(shard) == ["e0", "e2"]
-    assert shard.get(["e0", "e1", "e2"]) == [given[0].experience, None, given[2].experience]
-    shard.close()
 
 
 @pytest.mark.parametrize(
     ("confidence", "reward", "priority"), [(0.75, None, 0.1), (0.5, -1.0, 0.6), (1.0, 0.0, 0.01)]
 )
 def test_the_priority_of_a_new_experience(
-    tmp_path: Path, confidence: float, reward: float | None, priority: float
+    opened: Opened, confidence: float, reward: float | None, priority: float
 ) -> None:
     new = made(1).model_dump(exclude={"priority"})
     new["verdict"]["confidence"], new["trajectory"]["reward"] = confidence, reward
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     shard.add([Entry(Experience(**new))])
     assert shard.get(["e1"])[0].priority == pytest.approx(priority)
-    shard.close()
 
 
-def test_by_priority_the_least_makes_room(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig(evict="priority"), capacity=3)
+def test_by_priority_the_least_makes_room(opened: Opened) -> None:
+    shard = opened(capacity=3, evict="priority")
     for number, priority in enumerate([0.9, 0.1, 0.5, 0.3, 0.7]):
         shard.add([Entry(made(number, priority=priority), vectors(1, seed=number)[0])])
     assert ids(shard) == ["e0", "e2", "e4"]
     shard.add(entries(1, first=8))
     assert ids(shard) == ["e0", "e4", "e8"]
-    shard.close()
 
 
-def test_thirty_writers_at_once_share_commits(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
-    given = entries(30)
-    gate = threading.Barrier(3)
-
-    def add(part: int) -> list[bool]:
-        gate.wait()
-        return [new for entry in given[10 * part : 10 * part + 10] for new in shard.add([entry])]
-
-    with ThreadPoolExecutor(3) as pool:
-        assert all(all(new) for new in pool.map(add, range(3)))
-    assert len(shard) == len(ids(shard)) == 30
+def test_writers_at_once_share_commits(shard: Shard) -> None:
+    shard.add(entries(1))
     before, held, started = shard.database.commits, threading.Event(), threading.Event()
     # While one change holds the writer, the others come together.
-    holding = ThreadPoolExecutor(21)
-    first = holding.submit(shard.database.write, lambda db: (held.set(), started.wait(60)))
-    assert held.wait(60), "or the writer takes others along with it"
-    rest = [holding.submit(shard.add, [entry]) for entry in entries(20, first=100)]
-    wait_for(lambda: shard.database._pending.qsize() == 20)
-    started.set()
-    assert first.result()
-    assert [r.result() for r in rest] == [[True]] * 20
+    with ThreadPoolExecutor(21) as pool:
+        first = pool.submit(shard.database.write, lambda db: (held.set(), started.wait(60)))
+        assert held.wait(60), "or the writer takes others along with it"
+        rest = [pool.submit(shard.add, [entry]) for entry in entries(20, first=100)]
+        wait_for(lambda: shard.database._pending.qsize() == 20)
+        started.set()
+        assert first.result()
+        assert [r.result() for r in rest] == [[True]] * 20
     assert shard.database.commits == before + 2
-    holding.shutdown()
-    shard.close()
+    assert len(shard) == len(ids(shard)) == 21
 
 
-def test_one_bad_change_does_not_take_its_neighbours_along(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_one_bad_change_does_not_take_its_neighbours_along(shard: Shard) -> None:
     shard.add(entries(2))
     cases = [
         (np.ones(5, np.float32), "bad_vector"),
@@ -151,11 +121,9 @@ def test_one_bad_change_does_not_take_its_neighbours_along(tmp_path: Path) -> No
         shard.search(np.ones((1, 5)), 3)
     assert shard.add([Entry(made(60))]) == [True], "without a vector it is kept and never found"
     assert len(shard.search(vectors(1), 9)[0]) == 2
-    shard.close()
 
 
-def test_success_counts_once_for_each_retrieval(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_success_counts_once_for_each_retrieval(shard: Shard) -> None:
     shard.add(entries(3))
     for _ in range(2):
         shard.retrieved("r1", ["e0", "e1", "gone"])
@@ -166,11 +134,9 @@ def test_success_counts_once_for_each_retrieval(tmp_path: Path) -> None:
     assert (zero.retrievals, zero.successes) == (2, 2)
     assert (one.retrievals, one.successes) == (1, 0)
     assert (two.retrievals, two.successes) == (0, 0)
-    shard.close()
 
 
-def test_a_draw_is_without_replacement_and_by_weight(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_a_draw_is_without_replacement_and_by_weight(shard: Shard) -> None:
     shard.add([Entry(made(i, priority=p)) for i, p in enumerate([0.01, 1.0, 1.0, 1.0])])
     for number in range(10):
         shard.retrieved(f"r{number}", ["e2", "e3"])
@@ -186,16 +152,13 @@ def test_a_draw_is_without_replacement_and_by_weight(tmp_path: Path) -> None:
     assert shard.draw(99, rng, "processed") == []
     shard.learnt(["e1", "e3"])
     assert sorted(name for _, name in shard.draw(99, rng, "processed")) == ["e1", "e3"]
-    shard.close()
 
 
-def test_answers_of_withdrawn_versions_are_marked_as_failed(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_answers_of_withdrawn_versions_are_marked_as_failed(opened: Opened, shard: Shard) -> None:
     for version in (1, 2, 3):
         shard.add([Entry(made(version, policy_version=version))])
     assert shard.withdraw([2, 3]) == 2
-    shard.close()
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     late = [Entry(made(7, policy_version=3)), Entry(made(8, policy_version=4))]
     shard.add(late)  # was on its way when the version was withdrawn
 
@@ -205,27 +168,22 @@ def test_answers_of_withdrawn_versions_are_marked_as_failed(tmp_path: Path) -> N
     assert status() == ["pending", "failed", "failed", "failed", "pending"]
     assert shard.withdraw([2]) == 0
     assert status() == ["pending", "failed", "pending", "pending", "pending"], "version 3 serves again"
-    shard.close()
 
 
-def test_feedback_is_kept(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_feedback_is_kept(opened: Opened, shard: Shard) -> None:
     shard.add([Entry(made(0, feedback=[Feedback(comment="first")]))])
     said = Feedback(correct=False, answer="8", created_at=5.0)
     for _ in range(2):
         assert shard.feedback("e0", said).feedback == [Feedback(comment="first"), said]
-    shard.close()
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     (now,) = shard.get(["e0"])
     assert now.feedback[1] == said
     with pytest.raises(BadInput) as caught:
         shard.feedback("x", said)
     assert caught.value.code == "unknown_experience"
-    shard.close()
 
 
-def test_a_deleted_experience_is_in_no_file(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_a_deleted_experience_is_in_no_file(opened: Opened, shard: Shard, tmp_path: Path) -> None:
     secret = np.linspace(1.0, 2.0, 16).astype(np.float32)
     for number in range(12):
         user = "someone" if number % 2 else "other"
@@ -235,8 +193,7 @@ def test_a_deleted_experience_is_in_no_file(tmp_path: Path) -> None:
         )
     shard.feedback("e1", Feedback(comment="THE-COMMENT"))
     shard.retrieved("r", ["e1"])
-    shard.close()
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     assert shard.delete_user("someone") == [f"e{i}" for i in range(1, 12, 2)]
     assert ids(shard) == sorted(f"e{i}" for i in range(0, 12, 2))
     assert listed(shard, 99, user="someone") == []
@@ -250,8 +207,8 @@ def test_a_deleted_experience_is_in_no_file(tmp_path: Path) -> None:
             assert trace not in content, f"{trace[:20]!r} in {file.name}"
 
 
-def test_old_experiences_are_pruned_and_noted(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig(retention_days=90))
+def test_old_experiences_are_pruned_and_noted(opened: Opened, tmp_path: Path) -> None:
+    shard = opened(retention_days=90)
     shard.add([Entry(made(i, created_at=i * DAY), vectors(1, seed=i)[0]) for i in range(5)])
     assert shard.prune(92 * DAY) == ["e0", "e1"]
     assert shard.prune(92 * DAY) == []
@@ -259,11 +216,9 @@ def test_old_experiences_are_pruned_and_noted(tmp_path: Path) -> None:
     assert sorted(name for name, _ in shard.search(vectors(1), 5)[0]) == ids(shard)
     lines = [json.loads(line) for line in (tmp_path / "pruning.jsonl").read_text().splitlines()]
     assert lines == [{"time": 92 * DAY, "retention_days": 90.0, "count": 2, "ids": ["e0", "e1"]}]
-    shard.close()
 
 
-def test_a_search_finds_the_nearest_of_a_user_with_the_words(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_a_search_finds_the_nearest_of_a_user_with_the_words(shard: Shard) -> None:
     texts = ["Which digit is in the red frame?", "How many cards are RED?", "Which card is predicted?"]
     given = entries(300)
     for i, entry in enumerate(given):
@@ -295,11 +250,9 @@ def test_a_search_finds_the_nearest_of_a_user_with_the_words(tmp_path: Path) -> 
     assert found(5, None, "Dig RED") == nearest(5, None, 0)
     assert found(5, "key.bob", "dig") == nearest(5, "key.bob", 0)
     assert found(5, None, "nothing") == found(5, "key.carla", "") == []
-    shard.close()
 
 
-def test_pages_miss_nothing_made_at_the_same_moment(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_pages_miss_nothing_made_at_the_same_moment(shard: Shard) -> None:
     shard.add([Entry(made(i, created_at=float(i // 4))) for i in range(12)])
     pages, after = [], None
     while page := listed(shard, 3, after=after):
@@ -307,7 +260,6 @@ def test_pages_miss_nothing_made_at_the_same_moment(tmp_path: Path) -> None:
         after = (page[-1].created_at, page[-1].id)
     assert pages == [e.id for e in listed(shard, 12)]
     assert sorted(pages) == sorted(f"e{i}" for i in range(12))
-    shard.close()
 
 
 def test_parquet_brings_everything_back(tmp_path: Path) -> None:
@@ -369,8 +321,7 @@ def test_one_process_holds_a_folder_and_damage_is_said(tmp_path: Path) -> None:
         assert wrong.value.code == "bad_schema"
 
 
-def test_reads_do_not_wait_for_a_commit(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_reads_do_not_wait_for_a_commit(shard: Shard) -> None:
     shard.add(entries(5))
     inside, go = threading.Event(), threading.Event()
 
@@ -388,4 +339,3 @@ def test_reads_do_not_wait_for_a_commit(tmp_path: Path) -> None:
         go.set()
         assert writing.result()
     assert shard.get(["e1"])[0].priority == 9
-    shard.close()

@@ -89,11 +89,10 @@ def test_both_families_build_load_and_run(family, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
 
 
-def test_unknown_sizes_and_families_are_refused():
+@pytest.mark.parametrize("wrong", [{"depth": 4}, {"family": "llava"}])
+def test_unknown_sizes_and_families_are_refused(wrong):
     with pytest.raises(BadInput):
-        build(TOKENIZER, depth=4)
-    with pytest.raises(BadInput):
-        build(TOKENIZER, "llava")
+        build(TOKENIZER, **wrong)
 
 
 def test_lessons_repeat_and_hold_no_protocol():
@@ -124,7 +123,7 @@ def test_a_lesson_teaches_every_part():
 @pytest.fixture(scope="module")
 def base():
     model = AutoModelForImageTextToText.from_pretrained(BASE, dtype=torch.float32).eval()
-    batch_windows(model)
+    batch_windows(model, "Qwen3VLVisionAttention")
     return model
 
 

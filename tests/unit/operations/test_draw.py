@@ -22,16 +22,9 @@ def disc(height: int = 240, width: int = 320) -> np.ndarray:
 
 
 def thing(inside: np.ndarray, **more) -> dict:
-    result = masks.Mask.of(inside)
-    return {
-        "id": "3f9ac1d2",
-        "kind": "object",
-        "root": "img0",
-        "frame": None,
-        "box": list(result.box),
-        "mask": result.encode(),
-        **more,
-    }
+    mask = masks.Mask.of(inside)
+    record = {"id": "3f9ac1d2", "kind": "object", "root": "img0", "frame": None}
+    return {**record, "box": list(mask.box), "mask": mask.encode(), **more}
 
 
 def changed(before: np.ndarray, after: np.ndarray) -> np.ndarray:
@@ -87,17 +80,8 @@ def test_lines_carry_their_text_and_no_label_covers_a_line():
 
 def test_a_track_shows_its_box_on_the_frame_and_its_way_on_all():
     boxes = [[0.1 + 0.05 * i, 0.4, 0.2 + 0.05 * i, 0.6] for i in range(10)]
-    data = {
-        "tracks": [
-            {
-                "id": "ab12cd34",
-                "root": "vid0",
-                "frames": list(range(20, 30)),
-                "boxes": boxes,
-                "status": "active",
-            }
-        ]
-    }
+    track = {"id": "ab12cd34", "root": "vid0", "frames": list(range(20, 30)), "boxes": boxes}
+    data = {"tracks": [{**track, "status": "active"}]}
     on_20, on_29, off = (
         changed(ground(), annotate(ground(), data, frame=n, root="vid0")) for n in (20, 29, 50)
     )

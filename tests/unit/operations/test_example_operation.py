@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import skimage.data
+from calling import scene_of
 
 from pixelis import config
 from pixelis.errors import BadConfig
 from pixelis.jobs import rft
-from pixelis.operations import Scene, execute, select
-from pixelis.records import Action, ImageView
+from pixelis.operations import execute, select
+from pixelis.records import Action
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -27,14 +27,6 @@ def stretch(monkeypatch):
         operation.name: operation
         for operation in select(["zoom_in", "docs.examples.contrast:StretchContrast"])
     }
-
-
-def scene(picture: np.ndarray | None = None) -> Scene:
-    picture = skimage.data.coffee() if picture is None else picture
-    height, width = picture.shape[:2]
-    return Scene(
-        {"img0": picture}, [ImageView(id="img0", source_size=(width, height), view_size=(width, height))]
-    )
 
 
 OWN = """
@@ -107,15 +99,10 @@ def test_a_dry_run_checks_own_operations(tmp_path, capsys, name: str, code: int,
 def test_it_stretches_contrast_and_says_so(stretch):
     ramp = np.broadcast_to(np.linspace(100, 150, 200, dtype=np.uint8)[None, :, None], (50, 200, 3)).copy()
     action = Action(op="stretch_contrast", arguments={"percent": 0.0, "box": [0.5, 0, 1, 1]})
-    observation, (view,) = execute(action, scene(ramp), stretch)
+    observation, (view,) = execute(action, scene_of(ramp), stretch)
     assert observation.status == "ok"
     assert (view.min(), view.max()) == (0, 255)
     assert (np.diff(view[0, :, 0].astype(int)) >= 0).all()
     assert observation.images[0].box == (0.5, 0.0, 1.0, 1.0)
     assert "150 is white" in observation.text
-
-
-def test_a_region_of_one_brightness_is_an_error(stretch):
-    plain = scene(np.full((50, 50, 3), 7, np.uint8))
-    observation, _ = execute(Action(op="stretch_contrast", arguments={}), plain, stretch)
-    assert observation.code == "nothing_found"
+    assert execute(action, scene_of(np.full_like(ramp, 7)), stretch)[0].code == "nothing_found"

@@ -5,20 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import skimage.data
+from calling import call
 from skimage.metrics import peak_signal_noise_ratio
 
-from pixelis.operations import Scene, execute
 from pixelis.operations.pixel_budget import PixelBudget
-from pixelis.records import Action, ImageView
 
 COFFEE = skimage.data.coffee()
 
 
 def run(op: str, picture: np.ndarray = COFFEE, budget: PixelBudget | None = None, **arguments):
-    height, width = picture.shape[:2]
-    root = ImageView(id="img0", source_size=(width, height), view_size=(width, height))
-    more = {} if budget is None else {"budget": budget, "multiple": 28}
-    observation, views = execute(Action(op=op, arguments=arguments), Scene({"img0": picture}, [root], **more))
+    scene = {} if budget is None else {"budget": budget, "multiple": 28}
+    observation, views = call(op, picture, scene=scene, **arguments)
     return observation, views[0] if views else None
 
 

@@ -24,17 +24,12 @@ def photograph() -> data.View:
 
 
 def test_pictures_of_excluded_folders_are_not_trained_on(tmp_path: Path):
-    names = "coffee", "chelsea", "rocket", "astronaut"
-    pictures = {name: np.ascontiguousarray(getattr(skimage.data, name)()) for name in names}
-    height, width = pictures["coffee"].shape[:2]
-    Image.fromarray(pictures["coffee"]).resize((width // 2, height // 2)).save(
-        tmp_path / "smaller.jpg", quality=60
-    )
-    Image.fromarray(pictures["rocket"][:, ::-1]).save(tmp_path / "mirrored.jpg")
-    views = [data.View(picture, np.ones((1, *picture.shape[:2]), bool)) for picture in pictures.values()]
-    kept = data.unseen(views, [tmp_path])
-    expected = ["chelsea", "astronaut"]
-    assert [name for name, view in zip(names, views, strict=True) if any(view is k for k in kept)] == expected
+    coffee, cat, rocket = skimage.data.coffee(), skimage.data.chelsea(), skimage.data.rocket()
+    Image.fromarray(coffee).resize((300, 200)).save(tmp_path / "smaller.jpg", quality=60)
+    Image.fromarray(rocket[:, ::-1]).save(tmp_path / "mirrored.jpg")
+    views = [data.View(picture, np.ones((1, *picture.shape[:2]), bool)) for picture in (coffee, cat, rocket)]
+    (kept,) = data.unseen(views, [tmp_path])
+    assert kept is views[1]
 
 
 @pytest.mark.parametrize("framing", ["whole", "point", "box"])

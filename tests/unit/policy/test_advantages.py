@@ -7,29 +7,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from rewarded import group
 
 from pixelis.config import AdvantageConfig
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.policy.advantages import assign_advantages, batch_advantages, group_rewards, usable
-from pixelis.records import Group, Question, StopReason, Trajectory, Turn
+from pixelis.records import Group, StopReason
 
 WHITEN = AdvantageConfig(baseline="none", scale="batch_std", eps=1e-12, min_group=1)
-
-
-def group(
-    rewards: list[float | None], stops: list[StopReason] | None = None, lengths: list[int] | None = None
-) -> Group:
-    question = Question(id="q", question="?")
-    result = []
-    for i, reward in enumerate(rewards):
-        size = lengths[i] if lengths else 2
-        turns = [
-            Turn(role="user", text="?", tokens=[1]),
-            Turn(role="assistant", text="1", tokens=[2] * size, log_probs=[0.0] * size),
-        ]
-        stop = stops[i] if stops else StopReason.ANSWER
-        result.append(Trajectory(question_id="q", group_id="g", turns=turns, reward=reward, stop_reason=stop))
-    return Group(id="g", question=question, trajectories=result)
 
 
 def group_advantages(
@@ -40,10 +25,6 @@ def group_advantages(
 
 def advantages_of(g: Group) -> list[float | None]:
     return [t.advantage for t in g.trajectories]
-
-
-def test_without_a_baseline_the_reward_itself_is_scaled():
-    assert group_advantages([2.0, 2.0], AdvantageConfig(baseline="none", scale="none")) == [2.0, 2.0]
 
 
 def test_equal_rewards_give_no_signal_at_all():
@@ -84,14 +65,6 @@ def test_greedy_baseline_needs_a_greedy_reward_and_drops_a_group_whose_is_unscor
         batch_advantages([[1.0]], setting)
 
 
-def test_by_token_a_long_rollout_counts_for_as_much_as_it_trains():
-    by_token = WHITEN.model_copy(update={"batch_over": "token"})
-    result = batch_advantages([[1.0, 0.0], [0.0]], by_token, tokens=[[6, 1], [2]])
-    assert 6 * result[0][0] + result[0][1] + 2 * result[1][0] == pytest.approx(0.0, abs=1e-12)
-    repeated = batch_advantages([[1.0] * 6 + [0.0] * 3], WHITEN)
-    assert result[0][0] == pytest.approx(repeated[0][0])
-
-
 def test_a_batch_on_several_workers_has_the_statistics_of_the_whole():
     parts: list[list[list[float | None]]] = [[[1.0, 0.0, 2.0], [5.0, 1.0]], [[None, 3.0, 0.5]], []]
     barrier, sent = threading.Barrier(len(parts)), [[0.0]] * len(parts)
@@ -119,14 +92,8 @@ def test_pass_at_k_needs_more_than_k_scored_rollouts():
     assert usable([1.0, 0.0, 0.0], setting)
 
 
-def test_second_best_only_teaches_the_one_best_rollout():
-    setting = AdvantageConfig(baseline="second_best", scale="none")
-    assert group_advantages([0.2, 1.0, 0.5], setting) == [0.0, 0.5, 0.0]
-    assert group_advantages([1.0, 1.0, 0.5], setting) == [0.0, 0.0, 0.0]
-
-
 def test_an_excluded_rollout_is_out_of_statistics_and_loss():
-    cut = [StopReason.ANSWER, StopReason.ANSWER, StopReason.OVER_TURN]
+    cut = {2: StopReason.OVER_TURN}
     setting = AdvantageConfig(scale="none", exclude=["over_turn"])
     metrics = assign_advantages([g := group([1.0, 0.0, 0.0], cut)], setting)
     assert advantages_of(g) == [0.5, -0.5, None]
@@ -154,10 +121,3 @@ def test_divergence_comes_off_the_reward_before_anything_is_compared():
         [g], AdvantageConfig(baseline="loo", scale="none"), kl=[[2.0, 9.0, 6.0, None]], kl_weight=0.1
     )
     assert advantages_of(g) == pytest.approx([0.4, None, -0.4, None])
-
-
-def test_tokens_are_counted_from_the_trajectories():
-    g = group([1.0, 0.0], lengths=[3, 1])
-    assign_advantages([g], WHITEN.model_copy(update={"batch_over": "token"}))
-    first, second = advantages_of(g)
-    assert 3 * first + second == pytest.approx(0.0, abs=1e-12)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,118 +45,104 @@ def rollouts(seed: int, spread: float) -> list[Sequence]:
 # -- the formulas --------------------------------------------------------------------------------------------
 
 
-def ppo(ratio: torch.Tensor, a: float, low: float, high: float) -> torch.Tensor:
+def ratio(s: Sequence) -> torch.Tensor:
+    return torch.exp(s.new - s.old)
+
+
+def ppo(ratio: torch.Tensor, a: float, low: float = 0.2, high: float = 0.2) -> torch.Tensor:
     return torch.min(ratio * a, torch.clamp(ratio, 1 - low, 1 + high) * a)
 
 
-def grpo(batch: list[Sequence], low: float = 0.2, high: float = 0.2, beta: float = 0.04) -> torch.Tensor:
-    total = 0.0
-    for s in batch:
-        objective = 0.0
-        for t in range(len(s.new)):
-            back = torch.exp(s.reference[t] - s.new[t])
-            objective += ppo(torch.exp(s.new[t] - s.old[t]), s.advantage, low, high) - beta * (
-                back - torch.log(back) - 1
-            )
-        total += objective / len(s.new)
-    return -total / len(batch)
+def schulman(s: Sequence) -> torch.Tensor:
+    back = torch.exp(s.reference - s.new)
+    return back - torch.log(back) - 1
 
 
-def token_mean(
-    batch: list[Sequence], low: float, high: float, penalty: Callable[[Sequence, int], object] | None = None
-):
-    total, count = 0.0, 0
-    for s in batch:
-        for t in range(len(s.new)):
-            total += ppo(torch.exp(s.new[t] - s.old[t]), s.advantage, low, high)
-            total -= penalty(s, t) if penalty else 0.0
-            count += 1
-    return -total / count
+def token_mean(batch: list[Sequence], objective: Callable[[Sequence], torch.Tensor]) -> torch.Tensor:
+    """Minus the mean of an objective over all tokens of the batch."""
+    return -sum(objective(s).sum() for s in batch) / sum(len(s.new) for s in batch)
 
 
-def schulman(beta: float) -> Callable[[Sequence, int], object]:
-    def of(s: Sequence, t: int) -> object:
-        back = torch.exp(s.reference[t] - s.new[t])
-        return beta * (back - torch.log(back) - 1)
+def sequence_mean(batch: list[Sequence], objective: Callable[[Sequence], torch.Tensor]) -> torch.Tensor:
+    """Minus the mean over rollouts of the mean of an objective over their tokens."""
+    return -sum(objective(s).mean() for s in batch) / len(batch)
 
-    return of
+
+def clipped(high: float = 0.2, kl: float = 0.0) -> Callable[[list[Sequence]], torch.Tensor]:
+    return lambda batch: token_mean(batch, lambda s: ppo(ratio(s), s.advantage, high=high) - kl * schulman(s))
+
+
+def grpo(batch: list[Sequence]) -> torch.Tensor:
+    return sequence_mean(batch, lambda s: ppo(ratio(s), s.advantage) - 0.04 * schulman(s))
 
 
 def dr_grpo(batch: list[Sequence]) -> torch.Tensor:
     longest = 3 * 32  # max_turns * max_turn_tokens of the default dialogue
-    total = sum(
-        ppo(torch.exp(s.new[t] - s.old[t]), s.advantage, 0.2, 0.2) for s in batch for t in range(len(s.new))
-    )
-    return -total / (longest * len(batch))
+    return -sum(ppo(ratio(s), s.advantage).sum() for s in batch) / (longest * len(batch))
 
 
 def rloo(batch: list[Sequence]) -> torch.Tensor:
-    return -sum(s.advantage * sum(s.new[t] for t in range(len(s.new))) for s in batch) / len(batch)
+    return -sum(s.advantage * s.new.sum() for s in batch) / len(batch)
+
+
+def reinforce_pp_baseline(batch: list[Sequence]) -> torch.Tensor:
+    return token_mean(batch, lambda s: ppo(ratio(s), s.advantage) - 0.01 * (s.new - s.reference) ** 2 / 2)
+
+
+def likelihood_ratio(s: Sequence) -> torch.Tensor:
+    return (torch.exp(s.new.sum()) / torch.exp(s.old.sum())) ** (1 / len(s.new))
 
 
 def gspo(batch: list[Sequence]) -> torch.Tensor:
-    total = 0.0
-    for s in batch:
-        likelihood, before = torch.exp(s.new.sum()), torch.exp(s.old.sum())
-        total += ppo((likelihood / before) ** (1 / len(s.new)), s.advantage, 3e-4, 4e-4)
-    return -total / len(batch)
+    return sequence_mean(batch, lambda s: ppo(likelihood_ratio(s), s.advantage, 3e-4, 4e-4))
 
 
 def gspo_token(batch: list[Sequence]) -> torch.Tensor:
-    total = 0.0
-    for s in batch:
-        whole = ((torch.exp(s.new.sum()) / torch.exp(s.old.sum())) ** (1 / len(s.new))).detach()
-        for t in range(len(s.new)):
-            probability = torch.exp(s.new[t])
-            total += ppo(whole * probability / probability.detach(), s.advantage, 3e-4, 4e-4) / len(s.new)
-    return -total / len(batch)
+    def objective(s: Sequence) -> torch.Tensor:
+        probability = torch.exp(s.new)
+        whole = likelihood_ratio(s).detach() * probability / probability.detach()
+        return ppo(whole, s.advantage, 3e-4, 4e-4)
+
+    return sequence_mean(batch, objective)
 
 
 def cispo(batch: list[Sequence]) -> torch.Tensor:
-    total, count = 0.0, 0
-    for s in batch:
-        for t in range(len(s.new)):
-            weight = min(math.exp(float(s.new[t].detach() - s.behaviour[t])), 5.0)
-            total += weight * s.advantage * s.new[t]
-            count += 1
-    return -total / count
+    def objective(s: Sequence) -> torch.Tensor:
+        return torch.exp(s.new.detach() - s.behaviour).clamp(max=5.0) * s.advantage * s.new
+
+    return token_mean(batch, objective)
 
 
 def sapo(batch: list[Sequence]) -> torch.Tensor:
-    total, count = 0.0, 0
-    for s in batch:
+    def objective(s: Sequence) -> torch.Tensor:
         tau = 1.0 if s.advantage > 0 else 1.05
-        for t in range(len(s.new)):
-            ratio = torch.exp(s.new[t] - s.old[t])
-            total += s.advantage * 4 / tau / (1 + torch.exp(-tau * (ratio - 1)))
-            count += 1
-    return -total / count
+        return s.advantage * 4 / tau / (1 + torch.exp(-tau * (ratio(s) - 1)))
+
+    return token_mean(batch, objective)
 
 
 FORMULAS: dict[str, Callable[[list[Sequence]], torch.Tensor]] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
-    "dapo": lambda b: token_mean(b, 0.2, 0.28),
+    "dapo": clipped(0.28),
     "rloo": rloo,
-    "ppo": lambda b: token_mean(b, 0.2, 0.2),
-    "reinforce_pp": lambda b: token_mean(b, 0.2, 0.2),
-    "reinforce_pp_baseline": lambda b: token_mean(
-        b, 0.2, 0.2, lambda s, t: 0.01 * (s.new[t] - s.reference[t]) ** 2 / 2
-    ),
-    "remax": lambda b: token_mean(b, 0.2, 0.2),
+    "ppo": clipped(),
+    "reinforce_pp": clipped(),
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+    "remax": clipped(),
     "gspo": gspo,
     "gspo_token": gspo_token,
     "cispo": cispo,
     "sapo": sapo,
-    "pass_at_k": lambda b: token_mean(b, 0.2, 0.28),
-    "second_best": lambda b: token_mean(b, 0.2, 0.3),
-    "pixel_reasoner": lambda b: token_mean(b, 0.2, 0.35),
+    "pass_at_k": clipped(0.28),
+    "second_best": clipped(0.3),
+    "pixel_reasoner": clipped(0.35),
     "reason_rft": grpo,
     "r1_v": grpo,
-    "ttrl": lambda b: token_mean(b, 0.2, 0.2, schulman(0.001)),
-    "mini_o3": lambda b: token_mean(b, 0.2, 0.3),
-    "deepeyes": lambda b: token_mean(b, 0.2, 0.2),
-    "pixelis": lambda b: token_mean(b, 0.2, 0.2, schulman(0.001)),
+    "ttrl": clipped(kl=0.001),
+    "mini_o3": clipped(0.3),
+    "deepeyes": clipped(),
+    "pixelis": clipped(kl=0.001),
 }
 
 
@@ -175,18 +160,12 @@ def ours(
     old, behaviour, reference = (
         torch.cat([getattr(s, n) for s in batch]).float() for n in ("old", "behaviour", "reference")
     )
-    weights = token_weights(
-        sequence,
-        sizes,
-        settings.aggregate,
-        Totals(int(sizes.sum()), len(batch)),
-        constant_tokens=settings.constant_tokens,
-    )
+    totals, constant = Totals(int(sizes.sum()), len(batch)), settings.constant_tokens
     loss, sums = policy_loss(
         new,
         behaviour,
         torch.tensor([s.advantage for s in batch])[sequence],
-        weights,
+        token_weights(sequence, sizes, settings.aggregate, totals, constant_tokens=constant),
         settings,
         old=old,
         reference=reference if settings.kl > 0 and settings.kl_in == "loss" else None,
@@ -197,13 +176,15 @@ def ours(
     return loss.detach(), new.grad, sums
 
 
-def agree(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Equal to 1e-5 of the largest entry."""
-    assert float((found.double() - expected).abs().max()) <= 1e-5 * max(1e-3, float(expected.abs().max()))
-
-
-def test_every_algorithm_has_a_formula_here():
-    assert set(FORMULAS) == set(ALGORITHMS)
+def agree(
+    batch: list[Sequence], settings: config.LossConfig, expected: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Compare with a formula: the loss, and the gradient to 1e-5 of its largest entry; returns ours."""
+    loss, gradient, sums = ours(batch, settings)
+    assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-5, abs=1e-6)
+    wanted = torch.cat(torch.autograd.grad(expected, [s.new for s in batch]))
+    assert float((gradient.double() - wanted).abs().max()) <= 1e-5 * max(1e-3, float(wanted.abs().max()))
+    return gradient, sums
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -211,12 +192,8 @@ def test_every_algorithm_has_a_formula_here():
 def test_loss_and_gradient_are_those_of_the_formula(name: str, seed: int):
     # Its clip range is a thousand times narrower.
     batch = rollouts(seed, spread=1e-3 if name.startswith("gspo") else 0.3)
-    expected = FORMULAS[name](batch)
-    gradients = torch.autograd.grad(expected, [s.new for s in batch])
     settings = named(name, "rft.loss.importance=none").loss
-    loss, gradient, sums = ours(batch, settings)
-    assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-5, abs=1e-6)
-    agree(gradient, torch.cat(gradients))
+    gradient, sums = agree(batch, settings, FORMULAS[name](batch))
     if settings.surrogate == "clip":
         assert 0 < float(sums["clipped"]) < len(gradient)
         assert float(sums["clipped"]) == float(sums["clipped_low"] + sums["clipped_high"])
@@ -225,57 +202,45 @@ def test_loss_and_gradient_are_those_of_the_formula(name: str, seed: int):
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 @pytest.mark.parametrize("correction", ["truncate", "mask", "none"])
 def test_importance_weights_are_those_of_the_formula(level: str, correction: str):
-    batch = rollouts(7, 0.3)
-    low, high = 0.7, 1.4
-    total, count, outside = 0.0, 0, 0
-    for s in batch:
-        for t in range(len(s.new)):
-            difference = s.old - s.behaviour
-            exponent = {"token": difference[t], "sequence": difference.sum(), "geometric": difference.mean()}[
-                level
-            ]
-            weight = math.exp(float(exponent))
-            is_outside = not low <= weight <= high
-            outside += is_outside
-            if correction == "mask" and is_outside:
-                weight = 0.0
-            if correction == "truncate":
-                weight = min(max(weight, low), high)
-            if correction == "none":
-                weight = 1.0
-            total += weight * ppo(torch.exp(s.new[t] - s.old[t]), s.advantage, 0.2, 0.28)
-            count += 1
-    expected = -total / count
-    gradients = torch.autograd.grad(expected, [s.new for s in batch])
-    bounds = (
-        f"rft.loss.importance={correction}",
-        "rft.loss.importance_floor=0.7",
-        "rft.loss.importance_cap=1.4",
-    )
-    loss, gradient, sums = ours(batch, named("dapo", f"rft.loss.importance_level={level}", *bounds).loss)
-    assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-5)
-    agree(gradient, torch.cat(gradients))
-    assert 0 < outside < count
-    assert float(sums["importance_capped"]) == outside
+    batch, outside = rollouts(7, 0.3), 0
+
+    def objective(s: Sequence) -> torch.Tensor:
+        nonlocal outside
+        difference = s.old - s.behaviour
+        whole = {"sequence": difference.sum(), "geometric": difference.mean()}.get(level, difference)
+        weight = torch.exp(whole).expand(len(s.new))
+        is_outside = (weight < 0.7) | (weight > 1.4)
+        outside += int(is_outside.sum())
+        if correction == "mask":
+            weight = torch.where(is_outside, 0.0, weight)
+        elif correction == "truncate":
+            weight = weight.clamp(0.7, 1.4)
+        else:
+            weight = torch.ones(len(s.new))
+        return weight * ppo(ratio(s), s.advantage, high=0.28)
+
+    keys = {
+        "importance": correction,
+        "importance_level": level,
+        "importance_floor": 0.7,
+        "importance_cap": 1.4,
+    }
+    settings = named("dapo", *(f"rft.loss.{key}={value}" for key, value in keys.items())).loss
+    _, sums = agree(batch, settings, token_mean(batch, objective))
+    assert 0 < float(sums["importance_capped"]) == outside < sum(len(s.new) for s in batch)
 
 
 def test_dual_clip_bounds_the_loss_of_bad_tokens():
-    batch = rollouts(3, 1.5)
-    total, count, bounded = 0.0, 0, 0
-    for s in batch:
-        for t in range(len(s.new)):
-            ratio = torch.exp(s.new[t] - s.old[t])
-            objective = ppo(ratio, s.advantage, 0.2, 0.28)
-            if s.advantage < 0 and float(ratio.detach()) > 3.0:
-                objective, bounded = 3.0 * s.advantage + 0 * ratio, bounded + 1
-            total += objective
-            count += 1
-    gradients = torch.autograd.grad(-total / count, [s.new for s in batch])
-    loss, gradient, sums = ours(
-        batch, named("dapo", "rft.loss.dual_clip=3.0", "rft.loss.importance=none").loss
-    )
-    assert float(loss) == pytest.approx(float(-total.detach() / count), rel=1e-5)
-    agree(gradient, torch.cat(gradients))
+    batch, bounded = rollouts(3, 1.5), 0
+
+    def objective(s: Sequence) -> torch.Tensor:
+        nonlocal bounded
+        is_bounded = (ratio(s) > 3.0) & (s.advantage < 0)
+        bounded += int(is_bounded.sum())
+        return torch.where(is_bounded, 3.0 * s.advantage, ppo(ratio(s), s.advantage, high=0.28))
+
+    settings = named("dapo", "rft.loss.dual_clip=3.0", "rft.loss.importance=none").loss
+    _, sums = agree(batch, settings, token_mean(batch, objective))
     assert float(sums["dual_clipped"]) == bounded > 0
 
 
@@ -301,12 +266,8 @@ def sample_std(values: list[float]) -> float:
 
 def whitened(groups: list[list[float]]) -> list[list[float]]:
     """verl's masked whitening: every token carries its rollout's value; mean and variance are the tokens'."""
-    flat = [
-        v
-        for row, counts in zip(groups, TOKENS, strict=True)
-        for v, n in zip(row, counts, strict=True)
-        for _ in range(n)
-    ]
+    pairs = zip(itertools.chain(*groups), itertools.chain(*TOKENS), strict=True)
+    flat = [value for value, count in pairs for _ in range(count)]
     mean, std = sum(flat) / len(flat), sample_std(flat)
     return [[(v - mean) / std for v in row] for row in groups]
 
@@ -388,10 +349,7 @@ def test_the_constant_length_is_that_of_the_dialogue_unless_given():
         (["rft.algorithm=dapoo"], "did you mean `dapo`"),
         (["rft.algorithm=xyz"], "one of grpo, dr_grpo"),
         (["rft.advantage.baseline=mena"], "rft.advantage.baseline: no baseline `mena` (did you mean `mean`?)"),
-        (
-            ["rft.loss.surrogate=xyz"],
-            "rft.loss.surrogate: no surrogate `xyz` (one of clip, cispo, sapo, reinforce, or your own",
-        ),
+        (["rft.loss.surrogate=xyz"], "no surrogate `xyz` (one of clip, cispo, sapo, reinforce, or your own"),
         (["rft.algorithm=pass_at_k", "rft.group_size=4"], "rft.advantage.k 4 is not below rft.group_size 4"),
         (["rft.algorithm=remax", "rft.advantage.scale=std"], "set scale=none or batch_std"),
         (["rft.algorithm=grpo", "rft.advantage.min_group=1"], "compares rollouts of a group"),
@@ -399,10 +357,8 @@ def test_the_constant_length_is_that_of_the_dialogue_unless_given():
         (["rft.algorithm=rloo", "rft.loss.ratio=sequence"], "surrogate reinforce has no ratio"),
         (["rft.algorithm=sapo", "rft.loss.dual_clip=3"], "dual_clip needs surrogate=clip"),
         (["rft.algorithm=dapo", "rft.loss.dual_clip=1.1"], "above 1 + clip_high"),
-        (
-            ["rft.advantage.baseline=pass_at_k", "rft.advantage.scale=mad"],
-            "scale mad cannot be combined with baseline pass_at_k",
-        ),
+        (["rft.advantage.baseline=pass_at_k", "rft.advantage.scale=mad"], "cannot be combined with baseline pass_at_k"),
+        (["rft.algorithm=ppo", "learner.workers=2", "learner.sequence_parallel=2"], "set learner.sequence_parallel=1"),
         (["rft.loss.importance_floor=2.0"], "is not below importance_cap"),
         (["rft.advantage.exclude=[answer]"], "rft.advantage.exclude"),
         (["rft.group_size=1"], "rft.advantage.min_group 2 is above rft.group_size 1"),

@@ -6,37 +6,30 @@ import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
-from command_line import job_of
+from command_line import job_of, pixelis
 from public_models import PUBLIC, save_configs
-from tiny_policy import LORA, Maker, folder, policy
+from tiny_policy import LORA, policy
+from tiny_trainer import batch, learner_with, trainer
 
 from pixelis import config
 from pixelis.errors import BadConfig
-from pixelis.jobs import plan, rft, sft
+from pixelis.families.attention import use_packed_attention
+from pixelis.jobs import plan
 from pixelis.policy import architecture, estimate
 from pixelis.policy.adapters import adapter_bytes
-from pixelis.policy.forward import use_packed_attention
 from pixelis.policy.model import load_model
 from pixelis.policy.packing import segment
-from pixelis.policy.train_step import Trainer
 
-JOBS = {
-    "cluster": "rft",
-    "quickstart": "rft",
-    **{name: name for name in ("rft", "sft", "ttrl", "serve", "evaluate")},
-}
+JOBS = {name: name for name in ("rft", "sft", "ttrl", "serve", "evaluate")}
+JOBS |= {"cluster": "rft", "quickstart": "rft"}
 """Job of a recipe by the beginning of its name."""
-FOLDERS = ("nano", "first_run", *PUBLIC)
-RECIPES = [
-    p
-    for name in FOLDERS
-    for p in sorted(Path("configs", name).glob("*.yaml"))
-    if p.stem.split("_")[0] in JOBS
-]
+FILES = [p for name in ("nano", "first_run", *PUBLIC) for p in sorted(Path("configs", name).glob("*.yaml"))]
+RECIPES = [path for path in FILES if path.stem.split("_")[0] in JOBS]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,28 +51,21 @@ def recipe(path: str, public: dict[str, str], *more: str) -> config.Config:
 
 
 def test_the_public_models_have_their_parameters_and_layers(public: dict[str, str]) -> None:
-    architectures = {family: architecture.Architecture(name) for family, name in public.items()}
-    assert {family: (a.parameters, a.vision_parameters) for family, a in architectures.items()} == {
-        "qwen2_5_vl_3b": (3_754_622_976, 668_684_288),
-        "qwen2_5_vl_7b": (8_292_166_656, 676_550_144),
-        "qwen2_5_vl_32b": (33_452_718_336, 688_841_984),
-        "qwen3_vl_8b": (8_767_123_696, 576_388_336),
+    architectures = {
+        family: architecture.Architecture(config.PolicyConfig(model=name)) for family, name in public.items()
     }
     targets = config.LoraConfig().targets
-    assert {family: len(a.shapes(targets)) for family, a in architectures.items()} == {
-        "qwen2_5_vl_3b": 36 * 7,
-        "qwen2_5_vl_7b": 28 * 7,
-        "qwen2_5_vl_32b": 64 * 7,
-        "qwen3_vl_8b": 36 * 7,
+    # Parameters, those of the tower, adapted layers, bytes of a token: 2 * layers * kv heads * head width * 2
+    assert {
+        family: (a.parameters, a.vision_parameters, len(a.shapes(targets)), a.kv_token_bytes)
+        for family, a in architectures.items()
+    } == {
+        "qwen2_5_vl_3b": (3_754_622_976, 668_684_288, 36 * 7, 36864),
+        "qwen2_5_vl_7b": (8_292_166_656, 676_550_144, 28 * 7, 57344),
+        "qwen2_5_vl_32b": (33_452_718_336, 688_841_984, 64 * 7, 262144),
+        "qwen3_vl_8b": (8_767_123_696, 576_388_336, 36 * 7, 147456),
     }
     assert all(p.device.type == "meta" for a in architectures.values() for p in a.model.parameters())
-    # 2 * layers * kv heads * head width * 2 bytes
-    assert {family: a.kv_token_bytes for family, a in architectures.items()} == {
-        "qwen2_5_vl_3b": 36864,
-        "qwen2_5_vl_7b": 57344,
-        "qwen2_5_vl_32b": 262144,
-        "qwen3_vl_8b": 147456,
-    }
     with pytest.raises(BadConfig, match="tied to its embedding"):
         architectures["qwen2_5_vl_3b"].shapes([*targets, "lm_head"])
     assert len(architectures["qwen2_5_vl_7b"].shapes([*targets, "lm_head"])) == 28 * 7 + 1
@@ -92,25 +78,24 @@ def test_the_public_models_have_their_parameters_and_layers(public: dict[str, st
 @pytest.mark.parametrize(("full", "frozen"), [(False, False), (True, False), (True, True)])
 def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool, frozen: bool) -> None:
     settings = policy(family, full=full, freeze_vision_tower=frozen)
-    trainer = Trainer(settings, config.LearnerConfig(row_tokens=256, rows=1, zero_stage=1), total_steps=2)
-    maker = Maker(family)
-    trainer.update([maker.sample(), maker.sample()])
-    device, host = estimate.learner_memory(
-        architecture.Architecture(settings.model, torch.float32), settings, trainer.learner
-    )
-    trainable = set(map(id, trainer.model.zero.parameters.values()))
-    sizes = [(p.numel() * p.element_size(), id(p) in trainable) for p in trainer.model.network.parameters()]
-    adapters = 0 if full else sum(size for size, is_trainable in sizes if is_trainable)
-    weights = sum(size for size, _ in sizes) - adapters
-    moments = sum(a.nbytes for name, a in trainer.model.zero.moments().items() if name != "step")
-    copies = sum(p.numel() * 4 for p in trainer.model.zero.engine.optimizer.single_partition_of_fp32_groups)
-    trainer.close()
+    arch = architecture.Architecture(settings, torch.float32)
+    with trainer(family, policy=settings, learner=learner_with(zero_stage=1)) as learner:
+        learner.update(batch(2, family))
+        device, host = estimate.learner_memory(arch, settings, learner.learner)
+        zero = learner.model.zero
+        trainable = set(map(id, zero.parameters.values()))
+        sizes = [
+            (p.numel() * p.element_size(), id(p) in trainable) for p in learner.model.network.parameters()
+        ]
+        adapters = 0 if full else sum(size for size, is_trainable in sizes if is_trainable)
+        weights = sum(size for size, _ in sizes) - adapters
+        moments = sum(a.nbytes for name, a in zero.moments().items() if name != "step")
+        copies = sum(p.numel() * 4 for p in zero.engine.optimizer.single_partition_of_fp32_groups)
     assert (device["weights"], device.get("adapters", 0)) == (weights, adapters)
     assert device["optimizer"] == moments + copies
     assert host == {}
     if not full:
-        shapes = architecture.Architecture(settings.model).shapes(LORA.targets)
-        assert adapters == adapter_bytes(shapes, LORA.rank)
+        assert adapters == adapter_bytes(arch.shapes(LORA.targets), LORA.rank)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
@@ -132,12 +117,12 @@ def test_the_activations_of_a_layer_are_those_that_it_saves(family: str) -> None
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         layer(hidden, position_embeddings=rotary, attention_mask=None, segments=segment([tokens // 2] * 2))
-    estimated = architecture.Architecture(str(folder(family))).layer_bytes(tokens)
+    estimated = architecture.Architecture(policy(family)).layer_bytes(tokens)
     assert estimated == pytest.approx(sum(storage.nbytes() for storage in saved.values()), rel=0.2)
 
 
 def test_sharding_and_offload_reduce_the_bytes_on_the_device(public: dict[str, str]) -> None:
-    arch = architecture.Architecture(public["qwen3_vl_8b"])
+    arch = architecture.Architecture(config.PolicyConfig(model=public["qwen3_vl_8b"]))
     full = config.PolicyConfig(full=True, gradient_checkpointing=True, dtype="bfloat16")
 
     def memory(stage: int, file: str | None = None) -> tuple[dict[str, int], dict[str, int]]:
@@ -149,9 +134,8 @@ def test_sharding_and_offload_reduce_the_bytes_on_the_device(public: dict[str, s
     assert (one["weights"], one["gradients"], one["optimizer"]) == (2 * p, 2 * p, 12 * p // 4)
     assert (two["weights"], two["gradients"], two["optimizer"]) == (2 * p, p // 2, 12 * p // 4)
     assert three["weights"] == p // 2
-    with_reference, _ = estimate.learner_memory(
-        arch, full, config.LearnerConfig(workers=4, gpus=1, zero_stage=3), True
-    )
+    learner = config.LearnerConfig(workers=4, gpus=1, zero_stage=3)
+    with_reference, _ = estimate.learner_memory(arch, full, learner, True)
     assert with_reference["reference"] == p  # two parts of a quarter of the weights, two bytes each
     less, host = memory(2, "configs/deepspeed/zero2_offload.json")
     assert "optimizer" not in less
@@ -163,7 +147,7 @@ def test_sharding_and_offload_reduce_the_bytes_on_the_device(public: dict[str, s
 
 def test_the_gradient_is_copied_twice_for_the_optimizer(public: dict[str, str]) -> None:
     """An H200 measured 83.31 GiB for 4.066 B parameters: 22 bytes each."""
-    arch = architecture.Architecture(public["qwen2_5_vl_3b"])
+    arch = architecture.Architecture(config.PolicyConfig(model=public["qwen2_5_vl_3b"]))
     learner = config.LearnerConfig(gpus=1, row_tokens=2048, rows=1)
     full = config.PolicyConfig(full=True, gradient_checkpointing=True, dtype="bfloat16")
     device, _ = estimate.learner_memory(arch, full, learner)
@@ -180,13 +164,17 @@ def test_deepspeed_accepts_the_shipped_files(name: str) -> None:
     assert (parsed.offload_optimizer is not None) == name.endswith("offload")
 
 
+def findings(c: config.Config, job: Any = "rft", subject: str | None = None) -> list[estimate.Finding]:
+    found = estimate.check(c, job, gpu_bytes=estimate.GPU_BYTES)
+    return [finding for finding in found if subject in (None, finding.subject)]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["rft.minibatches=200"], "rft.minibatches 200 is above the 128 rollouts"),
         (["learner.zero_stage=3"], "learner.zero_stage is 3, but learner.deepspeed zero2.json: 2"),
         (["rft.sampling.temperature=0"], "rft.sampling.temperature 0"),
-        (["engine.tensor_parallel=2"], "engine.tensor_parallel 2 needs as many engine.gpus, not 1"),
         (["engine.tensor_parallel=3", "engine.gpus=3"], "engine.tensor_parallel 3 does not divide the 28 heads"),
         (["dialogue.max_context=3000"], "the pictures of the longest prompt (2562 tokens)"),
         (["dialogue.frames=39", "dialogue.max_images=38"], "dialogue.frames 39 is above dialogue.max_images 38"),
@@ -200,9 +188,7 @@ def test_deepspeed_accepts_the_shipped_files(name: str) -> None:
 def test_a_contradiction_names_its_key(public: dict[str, str], overrides: list[str], message: str) -> None:
     try:
         c = recipe("qwen2_5_vl_7b/rft.yaml", public, *overrides)
-        errors = [
-            f.text for f in estimate.check(c, "rft", gpu_bytes=estimate.GPU_BYTES) if f.level == "error"
-        ]
+        errors = [finding.text for finding in findings(c) if finding.level == "error"]
     except BadConfig as error:
         errors = [error.message]
     assert any(message in text for text in errors), errors
@@ -213,12 +199,8 @@ def test_a_deepspeed_file_may_leave_zero_to_the_keys(tmp_path: Path) -> None:
 
     def errors(file: dict[str, object], *more: str) -> list[str]:
         (tmp_path / "ds.json").write_text(json.dumps(file))
-        c = config.load(
-            None, ["policy.full=true", "learner.gpus=1", f"learner.deepspeed={tmp_path}/ds.json", *more]
-        )
-        return [
-            f.text for f in estimate.check(c, "sft", gpu_bytes=estimate.GPU_BYTES) if f.subject == "deepspeed"
-        ]
+        keys = ["policy.full=true", "learner.gpus=1", f"learner.deepspeed={tmp_path}/ds.json", *more]
+        return [finding.text for finding in findings(config.load(None, keys), "sft", "deepspeed")]
 
     assert errors({"gradient_clipping": 0.5}, "learner.zero_stage=0") == []
     assert errors({"zero_optimization": {"stage": 1}}, "learner.zero_stage=0") == []
@@ -228,10 +210,8 @@ def test_a_deepspeed_file_may_leave_zero_to_the_keys(tmp_path: Path) -> None:
 
 def test_the_rank_that_vllm_reserves_is_reported(public: dict[str, str]) -> None:
     def adapters(*more: str) -> estimate.Finding:
-        findings = estimate.check(
-            recipe("qwen3_vl_8b/rft.yaml", public, *more), "rft", gpu_bytes=estimate.GPU_BYTES
-        )
-        return next(f for f in findings if f.subject == "adapters")
+        (finding,) = findings(recipe("qwen3_vl_8b/rft.yaml", public, *more), subject="adapters")
+        return finding
 
     assert (adapters().level, "as rank 64" in adapters().text) == ("ok", True)
     assert "as rank 64" in adapters("policy.lora.rank=48").text
@@ -244,11 +224,11 @@ def test_every_recipe_fits_its_machines(public: dict[str, str], path: Path) -> N
     job = JOBS[path.stem.split("_")[0]]
     c = recipe(str(path.relative_to("configs")), public)
     estimated = estimate.check(c, "rft" if job == "ttrl" else job)  # type: ignore[arg-type]
-    findings = [*estimated, *plan.check(c, job_of(job).needs(c))]
-    table = estimate.table(findings)
-    assert [f.text for f in findings if f.level == "error"] == []
-    assert [f for f in findings if f.subject in ("learner", "placement") and f.level != "ok"] == [], table
-    assert path.parent.name == "first_run" or not any("no model in" in f.text for f in findings)
+    found = [*estimated, *plan.check(c, job_of(job).needs(c))]
+    assert [f.text for f in found if f.level == "error"] == []
+    room = [f for f in found if f.subject in ("learner", "placement")]
+    assert {f.level for f in room} == {"ok"}, estimate.table(found)
+    assert path.parent.name == "first_run" or not any("no model in" in f.text for f in found)
 
 
 def test_a_colocated_learner_must_leave_vllm_its_share(public: dict[str, str]) -> None:
@@ -270,28 +250,22 @@ def test_recipes_for_eight_gpus_use_all_of_them(public: dict[str, str]) -> None:
 
 
 def test_the_command_prints_yaml_and_the_table(
-    public: dict[str, str], capsys: pytest.CaptureFixture, monkeypatch
+    public: dict[str, str], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(job, *arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["job", *arguments, "--dry-run"])
-        with pytest.raises(SystemExit) as exit_:
-            job.main()
-        return exit_.value.code, *capsys.readouterr()
+    def run(*arguments: str) -> tuple[int, str, str]:
+        return pixelis(capsys, monkeypatch, *arguments, "--dry-run")
 
-    code, out, err = run(rft, "configs/nano/rft.yaml")
-    assert code == 0
-    assert yaml.safe_load(out)["policy"]["model"] == "nano"
+    code, out, err = run("rft", "configs/nano/rft.yaml")
+    assert (code, yaml.safe_load(out)["policy"]["model"]) == (0, "nano")
     assert "longest prompt 32 (text 14)" in err
-    code, out, err = run(sft, "configs/qwen2_5_vl_7b/sft.yaml", f"policy.model={public['qwen2_5_vl_7b']}")
+    code, out, err = run("sft", "configs/qwen2_5_vl_7b/sft.yaml", f"policy.model={public['qwen2_5_vl_7b']}")
     assert (code, yaml.safe_load(out)["run"]["name"]) == (1, "sft-qwen2_5_vl_7b")
     for key in ("data.demonstrations=", "sft.validation=", "policy.model="):
         assert f"\n{key}" in f"\n{err.partition('pixelis sft: ')[2]}"
     assert "8.29 B parameters" in err
     assert "generator" not in err
-    code, out, err = run(rft, "configs/nano/rft.yaml", "dialogue.frames=9")
+    code, out, err = run("rft", "configs/nano/rft.yaml", "dialogue.frames=9")
     assert (code, yaml.safe_load(out)["dialogue"]["frames"]) == (2, 9)
     assert "pixelis rft: dialogue.frames 9 is above dialogue.max_images 8" in err
-    code, _, err = run(rft, "configs/qwen3_vl_8b/rft.yaml")
-    assert code == 1
-    assert "policy.model=" in err
-    assert "no model in" in err
+    code, _, err = run("rft", "configs/qwen3_vl_8b/rft.yaml")
+    assert (code, "policy.model=" in err, "no model in" in err) == (1, True, True)

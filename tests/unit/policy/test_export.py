@@ -13,8 +13,17 @@ import torch
 import yaml
 from peft import PeftModel
 from safetensors import safe_open
-from tiny_policy import FAMILIES, folder, policy, random_adapter, stock, stock_log_probs
-from tiny_trainer import batch, trainer
+from tiny_policy import (
+    FAMILIES,
+    check_log_probs,
+    folder,
+    merged,
+    packed_log_probs,
+    policy,
+    random_adapter,
+    stock,
+)
+from tiny_trainer import batch
 
 from pixelis.config import EngineConfig, load
 from pixelis.engines.vllm_files import quantized_copy
@@ -35,32 +44,20 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-def learner_log_probs(family: str, adapter: Adapter) -> tuple[list, list[np.ndarray]]:
-    """Return samples and their log-probabilities in the learner."""
-    samples = batch(4, family)
-    with trainer(family, adapter=adapter) as learner:
-        return samples, learner.model.log_probs(samples)
-
-
-def check_log_probs(
-    model: torch.nn.Module, samples: list, expected: list[np.ndarray], tolerance: float = 1e-4
+@pytest.mark.parametrize(("family", "mixed"), [*((f, False) for f in FAMILIES), ("qwen3_vl", True)])
+def test_peft_and_transformers_give_the_learners_log_probabilities(
+    family: str, mixed: bool, tmp_path: Path
 ) -> None:
-    with torch.no_grad():
-        for sample, values in zip(samples, expected, strict=True):
-            assert np.abs(stock_log_probs(model, sample).numpy() - values).max() < tolerance
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_peft_and_transformers_give_the_learners_log_probabilities(family: str, tmp_path: Path) -> None:
-    adapter = random_adapter(family)
-    samples, expected = learner_log_probs(family, adapter)
+    adapter, samples, base = random_adapter(family, mixed=mixed), batch(4, family), str(folder(family))
+    expected = np.split(
+        packed_log_probs(merged(adapter, family), samples), np.cumsum([s.policy_tokens for s in samples])[:-1]
+    )
     save_adapter(adapter, tmp_path / "step_00000001")
-    base = str(folder(family))
     job.export(tmp_path / "step_00000001", tmp_path / "adapter", merge=False, model=base)
     check_log_probs(PeftModel.from_pretrained(stock(family), tmp_path / "adapter"), samples, expected)
     job.export(tmp_path / "step_00000001", tmp_path / "merged", merge=True, model=base)
-    merged = load_model(policy(family, model=str(tmp_path / "merged")), "cpu")[0]
-    check_log_probs(merged, samples, expected)
+    exported = load_model(policy(family, model=str(tmp_path / "merged")), "cpu")[0]
+    check_log_probs(exported, samples, expected)
     assert {p.name for p in (tmp_path / "merged").iterdir()} == {p.name for p in folder(family).iterdir()}
     job.export(tmp_path / "step_00000001", tmp_path / "half", merge=True, model=base, dtype="bfloat16")
     with safe_open(next((tmp_path / "half").glob("*.safetensors")), framework="pt") as file:
@@ -68,28 +65,13 @@ def test_peft_and_transformers_give_the_learners_log_probabilities(family: str, 
     assert "float32" not in (tmp_path / "half" / "config.json").read_text()
 
 
-def test_layers_of_different_ranks_are_exported(tmp_path: Path) -> None:
-    adapter = random_adapter(mixed=True)
-    merged, samples = tmp_path / "merged", batch(3)
-    save_adapter(adapter, tmp_path / "step_00000001")
-    job.export(tmp_path / "step_00000001", tmp_path / "adapter", merge=False, model=str(folder("qwen3_vl")))
-    job.export(tmp_path / "step_00000001", merged, merge=True, model=str(folder("qwen3_vl")))
-    model = load_model(policy(model=str(merged)), "cpu")[0]
-    with torch.no_grad():
-        expected = [stock_log_probs(model, sample).numpy() for sample in samples]
-    check_log_probs(PeftModel.from_pretrained(stock(), tmp_path / "adapter"), samples, expected)
-
-
 def test_a_policy_of_all_parameters_is_merged_only(tmp_path: Path) -> None:
-    model = stock()
-    with torch.no_grad():
-        tensors = {name: (p + 0.01).numpy() for name, p in model.named_parameters()}
-    save_adapter(Adapter(tensors, 1, 1, fingerprint(folder("qwen3_vl")), "full"), tmp_path / "step_00000001")
+    tensors = {name: (p.detach() + 0.01).numpy() for name, p in stock().named_parameters()}
+    step, base = tmp_path / "step_00000001", str(folder("qwen3_vl"))
+    save_adapter(Adapter(tensors, 1, 1, fingerprint(folder("qwen3_vl")), "full"), step)
     with pytest.raises(job.BadInput, match="no adapter"):
-        job.export(
-            tmp_path / "step_00000001", tmp_path / "adapter", merge=False, model=str(folder("qwen3_vl"))
-        )
-    job.export(tmp_path / "step_00000001", tmp_path / "merged", merge=True, model=str(folder("qwen3_vl")))
+        job.export(step, tmp_path / "adapter", merge=False, model=base)
+    job.export(step, tmp_path / "merged", merge=True, model=base)
     exported = load_model(policy(model=str(tmp_path / "merged")), "cpu")[0]
     for name, parameter in exported.named_parameters():
         assert np.array_equal(parameter.detach().numpy(), tensors[name])

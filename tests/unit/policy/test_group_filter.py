@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rewarded import group
 
 from pixelis import config
 from pixelis.actors import rollouts
@@ -15,29 +16,9 @@ from pixelis.jobs import rft as rft_job
 from pixelis.jobs import ttrl
 from pixelis.policy.advantages import assign_advantages
 from pixelis.policy.replay import informative
-from pixelis.records import Group, Question, StopReason, Trajectory
+from pixelis.records import Group, StopReason
 
 OVER = StopReason.OVER_TURN
-
-
-def group(
-    rewards: list[float | None],
-    stops: dict[int, StopReason] | None = None,
-    accuracies: list[float] | None = None,
-) -> Group:
-    """A group whose accuracy is its reward unless given."""
-    episodes = [
-        Trajectory(
-            id=f"g-{i}",
-            question_id="q",
-            group_id="g",
-            reward=reward,
-            rewards={} if reward is None else {"accuracy": accuracies[i] if accuracies else reward},
-            stop_reason=(stops or {}).get(i, StopReason.ANSWER),
-        )
-        for i, reward in enumerate(rewards)
-    ]
-    return Group(id="g", question=Question(id="q", question="?"), trajectories=episodes)
 
 
 def rft(key: str = "accuracy", **more: object) -> RftConfig:
@@ -50,18 +31,6 @@ def test_the_raw_accuracy_decides_whatever_the_shaped_reward_says() -> None:
     assert not informative(group([1.1, 1.0], accuracies=[1.0, 1.0]), rft())
     assert informative(group([1.1, 1.0], accuracies=[1.0, 1.0]), rft("reward"))
     assert not informative(group([1.0, 0.0, None]), rft(advantage={"min_group": 3}))
-
-
-def test_three_right_and_one_excluded_are_no_signal() -> None:
-    exclude = {"exclude": ["over_turn"]}
-    cut = group([1.0, 1.0, 1.0, 0.0], {3: OVER})
-    assign_advantages([cut], rft(advantage=exclude).advantage)
-    assert [t.advantage for t in cut.trajectories] == [0.0, 0.0, 0.0, None]
-    assert not informative(cut, rft(advantage=exclude))
-    counted = rft(advantage={**exclude, "count_excluded": True})
-    assert informative(cut, counted)
-    assign_advantages([cut], counted.advantage)
-    assert all(t.advantage for t in cut.trajectories[:3])
 
 
 @given(
@@ -127,16 +96,16 @@ def assembled(
         for _ in range(buffer.room(0)):
             buffer.admit()
             scored = ScoredGroup(groups[number := next(numbers)], None, number=number)  # type: ignore[arg-type]
-            buffer.add(scored) if informative(scored.group, settings.rft) else buffer.add_unusable(
-                scored, abstained=False
-            )
+            if informative(scored.group, settings.rft):
+                buffer.add(scored)
+            else:
+                buffer.add_unusable(scored, abstained=False)
     return source.assemble(step, selection)
 
 
 def test_a_slot_without_a_signal_is_refilled() -> None:
-    settings = config.load(
-        None, ["rft.algorithm=mini_o3", "rft.prompts_per_step=2", "rft.advantage.count_excluded=false"]
-    )
+    keys = ["rft.algorithm=mini_o3", "rft.prompts_per_step=2", "rft.advantage.count_excluded=false"]
+    settings = config.load(None, keys)
     silent, useful = group([1.0, 1.0, 1.0, 0.0], {3: OVER}), group([1.0, 0.0, 1.0, 0.0])
     batch = assembled([silent, useful, silent, useful], settings)
     assert batch.numbers == [0, 1, 2, 3]
@@ -145,9 +114,8 @@ def test_a_slot_without_a_signal_is_refilled() -> None:
 
 
 def test_each_batch_ahead_keeps_its_own_groups_without_a_signal() -> None:
-    settings = config.load(
-        None, ["rft.prompts_per_step=2", "rft.max_off_policy_steps=1", "rft.filter.max_oversampling=1"]
-    )
+    keys = ["rft.prompts_per_step=2", "rft.max_off_policy_steps=1", "rft.filter.max_oversampling=1"]
+    settings = config.load(None, keys)
     source, buffer = rollouts.Rollouts(settings, None, [None]), RolloutBuffer(settings.rft, 0)  # type: ignore[arg-type, list-item]
     for number in range(buffer.room(0)):
         buffer.admit()
@@ -171,12 +139,8 @@ def test_the_top_rollouts_of_earlier_batches_become_half_of_a_batch() -> None:
     settings = config.load(None, ["rft.algorithm=pixelis", "rft.prompts_per_step=4", "rft.group_size=4"])
     source, replayed = rollouts.Rollouts(settings, None, [None]), []  # type: ignore[arg-type, list-item]
     for step in range(6):
-        fresh = [
-            group([1.0, 0.0, 0.0, 0.0]),
-            group([1.0, 1.0, 0.0, 0.0]),
-            group([1.0, 0.5, 0.0, 0.2]),
-            group([0.3, 0.2, 0.1, 0.0]),
-        ]
+        rewards = ([1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [1.0, 0.5, 0.0, 0.2], [0.3, 0.2, 0.1, 0.0])
+        fresh = [group(of_group) for of_group in rewards]
         batch = assembled(fresh, settings, source, step)
         replayed.append(batch.metrics["group/replayed"])
         advantages = [abs(t.advantage or 0.0) for g in batch.groups[:4] for t in g.trajectories]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from tiny_policy import policy, random_adapter, stock, stock_log_probs
-from tiny_trainer import LEARNER, batch, trainer
+from tiny_policy import check_log_probs, policy, random_adapter, stock
+from tiny_trainer import batch, learner_with, trainer
 
 from pixelis import config
 from pixelis.errors import BadInput
 from pixelis.policy.adapters import Adapter
+from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer
 
 
@@ -24,19 +24,20 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return set(one) == set(other) and all(np.array_equal(a, other[n]) for n, a in one.items())
 
 
+def record(learner: Trainer, samples: list[TrainSample]) -> None:
+    """Makes the log-probabilities of the learner those of the rollouts."""
+    for sample, own in zip(samples, learner.model.log_probs(samples), strict=True):
+        sample.log_probs[sample.mask] = own
+
+
 def test_the_measured_kl_is_that_from_the_recorded_policy():
     samples = batch()
     with trainer() as learner:
-        for sample, own in zip(samples, learner.model.log_probs(samples), strict=True):
-            sample.log_probs[sample.mask] = own
+        record(learner, samples)
         assert learner.model.behaviour_kl(samples) == pytest.approx(0, abs=1e-12)
         metrics = learner.update(samples, lr=1e-3, kl_limit=1.0)
-        r = np.concatenate(
-            [
-                new - s.log_probs[s.mask]
-                for s, new in zip(samples, learner.model.log_probs(samples), strict=True)
-            ]
-        )
+        pairs = zip(samples, learner.model.log_probs(samples), strict=True)
+        r = np.concatenate([new - sample.log_probs[sample.mask] for sample, new in pairs])
         assert metrics["evolve/kl"] == pytest.approx(float(np.mean(np.exp(r) - 1 - r)), rel=1e-4)
         assert metrics["evolve/kl"] > 1e-6
         assert (metrics["policy/lr"], metrics["evolve/skipped"]) == (1e-3, 0)
@@ -47,11 +48,8 @@ def test_the_measured_kl_is_that_from_the_recorded_policy():
 @pytest.mark.parametrize(("stage", "full"), [(0, False), (1, False), (2, False), (1, True)])
 def test_a_step_too_far_changes_nothing(stage: int, full: bool):
     samples = batch(3)
-    with trainer(
-        learner=LEARNER.model_copy(update={"zero_stage": stage}), policy=policy(full=full)
-    ) as learner:
-        for sample, own in zip(samples, learner.model.log_probs(samples), strict=True):
-            sample.log_probs[sample.mask] = own
+    with trainer(learner=learner_with(zero_stage=stage), policy=policy(full=full)) as learner:
+        record(learner, samples)
         start = learner.adapter().tensors
         # Before there are moments
         assert learner.update(samples, lr=0.5, kl_limit=0.1)["evolve/skipped"] == 1
@@ -63,7 +61,7 @@ def test_a_step_too_far_changes_nothing(stage: int, full: bool):
         assert refused["evolve/skipped"] == 1
         assert refused["evolve/kl"] > 0.1
         assert same(state_of(learner), before)
-    with trainer(learner=LEARNER.model_copy(update={"zero_stage": stage}), policy=policy(full=full)) as other:
+    with trainer(learner=learner_with(zero_stage=stage), policy=policy(full=full)) as other:
         other.update(samples, lr=1e-5)
         assert same(other.adapter().tensors, {n: before[n] for n in start}), "it is as if it had not been"
 
@@ -94,10 +92,8 @@ def test_the_published_weights_are_the_average_and_a_checkpoint_keeps_it(tmp_pat
             newest.update(samples)
             assert same(learner.adapter().tensors, newest.adapter().tensors)
             assert newest.served().sha256() == newest.adapter().sha256()
-            expected = {
-                n: np.float32(0.9) * a + np.float32(0.1) * learner.adapter().tensors[n]
-                for n, a in expected.items()
-            }
+            new = learner.adapter().tensors
+            expected = {n: np.float32(0.9) * a + np.float32(0.1) * new[n] for n, a in expected.items()}
             assert all(np.allclose(a, expected[n], atol=1e-7) for n, a in learner.served().tensors.items())
             if i == 2:
                 folder = learner.save(tmp_path)
@@ -123,14 +119,7 @@ def test_a_reset_discards_everything_learnt_since():
         assert same(learner.adapter().tensors, fresh.adapter().tensors)
         assert learner.served().sha256() == fresh.served().sha256()
         learner.reset_to(None)
-        bare = stock()
-        with torch.no_grad():
-            assert (
-                np.abs(
-                    stock_log_probs(bare, samples[0]).numpy() - learner.model.log_probs(samples[:1])[0]
-                ).max()
-                < 1e-4
-            )
+        check_log_probs(stock(), samples, learner.model.log_probs(samples))
         with pytest.raises(BadInput, match="rank"):
             learner.reset_to(Adapter(start.tensors, start.alpha, 2, start.base_sha256))
     with trainer(policy=policy(full=True)) as full, pytest.raises(BadInput, match="base model"):

@@ -17,27 +17,19 @@ from pixelis.policy.train_step import combine_metrics, minibatch_indices
 
 
 def test_counts_of_minibatches_are_summed_and_largest_values_stay() -> None:
-    one = {
-        "learner/sequences": 8.0,
-        "learner/dropped_bad_view": 2.0,
-        "learner/skipped": 3.0,
-        "policy/ratio_max": 1.5,
-    }
-    other = {
-        "learner/sequences": 7.0,
-        "learner/dropped_bad_view": 1.0,
-        "learner/skipped": 4.0,
-        "policy/ratio_max": 1.1,
-    }
-    combined = combine_metrics([{**one, "policy/loss": 1.0, "policy/kl": 0.5}, {**other, "policy/loss": 2.0}])
-    assert combined == {
-        "learner/sequences": 15.0,
-        "learner/dropped_bad_view": 3.0,
-        "learner/skipped": 4.0,
-        "policy/ratio_max": 1.5,
-        "policy/loss": pytest.approx(1.5),
-        "policy/kl": 0.5,
-    }
+    names = (
+        "learner/sequences",
+        "learner/dropped_bad_view",
+        "learner/skipped",
+        "policy/ratio_max",
+        "policy/loss",
+    )
+    one, other = (
+        dict(zip(names, v, strict=True)) for v in ((8.0, 2.0, 3.0, 1.5, 1.0), (7.0, 1.0, 4.0, 1.1, 2.0))
+    )
+    combined = combine_metrics([{**one, "policy/kl": 0.5}, other])
+    assert combined.pop("policy/kl") == 0.5
+    assert combined == pytest.approx(dict(zip(names, (15.0, 3.0, 4.0, 1.5, 1.5), strict=True)))
 
 
 def test_every_pass_takes_every_sample_once_and_the_first_in_turn() -> None:

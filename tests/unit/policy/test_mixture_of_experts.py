@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_policy import Maker, folder, policy, spec, stock, stock_log_probs
-from torch.utils.flop_counter import FlopCounterMode
+from tiny_policy import Maker, check_log_probs, folder, merged, packed_log_probs, policy, spec, stock
+from tiny_trainer import LEARNER, batch, trainer
 
 from pixelis import config
 from pixelis.dialogue.session import SamplingParams
@@ -21,40 +21,32 @@ from pixelis.policy import estimate
 from pixelis.policy.adapters import Adapter
 from pixelis.policy.architecture import Architecture
 from pixelis.policy.export import write_merged_model
-from pixelis.policy.flops import FlopCounter
 from pixelis.policy.model import load_model
 from pixelis.policy.samples import TrainSample
-from pixelis.policy.train_step import Trainer
 
 FAMILY = "qwen3_vl_moe"
 LORA = config.LoraConfig(rank=4, alpha=8, targets=["q_proj", "k_proj", "v_proj", "o_proj"])
-LEARNER = config.LearnerConfig(lr=3e-3, warmup=0.0, row_tokens=512, rows=2)
 
 
-def train(full: bool) -> tuple[Adapter, list[TrainSample], list[np.ndarray], set[str]]:
+Trained = tuple[Adapter, list[TrainSample], list[np.ndarray], set[str]]
+
+
+def train(full: bool) -> Trained:
     """An adapter, samples, their log-probabilities under it, and the names of what training changed."""
-    maker = Maker(FAMILY)
-    samples = [maker.sample() for _ in range(4)]
-    trainer = Trainer(policy(FAMILY, full=full, lora=LORA), LEARNER, total_steps=10, device="cpu")
-    try:
-        base = stock(FAMILY)
-        with torch.no_grad():
-            for sample, values in zip(samples, trainer.model.log_probs(samples), strict=True):
-                np.testing.assert_allclose(values, stock_log_probs(base, sample).numpy(), atol=1e-4)
-        before = {name: p.detach().clone() for name, p in trainer.model.network.named_parameters()}
-        losses = [trainer.update(samples, "sft")["policy/loss"] for _ in range(3)]
+    samples = batch(4, FAMILY)
+    with trainer(FAMILY, policy=policy(FAMILY, full=full, lora=LORA)) as learner:
+        check_log_probs(stock(FAMILY), samples, learner.model.log_probs(samples))
+        parameters = dict(learner.model.network.named_parameters())
+        before = {name: p.detach().clone() for name, p in parameters.items()}
+        losses = [learner.update(samples, "sft")["policy/loss"] for _ in range(3)]
         assert losses == sorted(losses, reverse=True)
-        assert np.isfinite(trainer.update(samples)["policy/grad_norm"])
-        changed = {
-            name for name, p in trainer.model.network.named_parameters() if not torch.equal(before[name], p)
-        }
-        return trainer.adapter(), samples, trainer.model.log_probs(samples), changed
-    finally:
-        trainer.close()
+        assert np.isfinite(learner.update(samples)["policy/grad_norm"])
+        changed = {name for name, p in parameters.items() if not torch.equal(before[name], p)}
+        return learner.adapter(), samples, learner.model.log_probs(samples), changed
 
 
 @pytest.fixture(scope="module")
-def adapted() -> tuple[Adapter, list[TrainSample], list[np.ndarray], set[str]]:
+def adapted() -> Trained:
     return train(full=False)
 
 
@@ -76,7 +68,7 @@ def test_adapters_are_on_attention_and_experts_stay_as_they_are(adapted) -> None
     assert all(".self_attn." in name for name in adapter.tensors)
     assert all(".lora_" in name for name in changed)
     with pytest.raises(BadConfig, match="no layer 'down_proj'") as error:
-        Architecture(str(folder(FAMILY))).shapes(["q_proj", "down_proj"])
+        Architecture(policy(FAMILY)).shapes(["q_proj", "down_proj"])
     assert "q_proj" in str(error.value.fix)
 
 
@@ -97,57 +89,33 @@ def test_an_export_has_the_published_layout_and_loads_in_transformers(
         for at in ("base", "merged")
     ]
     assert shapes[0] == shapes[1]
-    merged = load_model(policy(FAMILY), "cpu", folder=tmp_path / "merged")[0]
-    with torch.no_grad():
-        for sample, values in zip(samples, expected, strict=True):
-            np.testing.assert_allclose(stock_log_probs(merged, sample).numpy(), values, atol=1e-4)
+    exported = load_model(policy(FAMILY), "cpu", folder=tmp_path / "merged")[0]
+    check_log_probs(exported, samples, expected)
 
 
 def test_rollouts_of_the_embedded_engine_have_the_learners_log_probs(adapted) -> None:
-    adapter = adapted[0]
-    settings = policy(FAMILY, lora=LORA)
+    adapter, maker, samples = adapted[0], Maker(FAMILY), list[TrainSample]()
 
-    async def play(engine: HfEngine, number: int) -> TrainSample:
-        session, maker = await engine.open(), Maker(FAMILY, seed=number)
-        view = maker.view()
-        new = maker.text(3 + number) + maker.image(view) + maker.text(2)
-        said = await session.generate(new, [view], SamplingParams(0.7, 1.0, 5, seed=number))
-        session.close()
-        mask = np.asarray([False] * len(new) + [True] * len(said.tokens))
-        log_probs = np.asarray([0.0] * len(new) + said.log_probs, np.float32)
-        return TrainSample(np.asarray([*new, *said.tokens]), mask, log_probs, 0.0, [view])
+    async def body() -> None:
+        engine = HfEngine(folder(FAMILY), policy(FAMILY, lora=LORA), config.EngineConfig())
+        await engine.load(1, adapter)
+        for number in range(3):
+            session, view = await engine.open(), maker.view()
+            new = maker.text(3 + number) + maker.image(view) + maker.text(2)
+            said = await session.generate(new, [view], SamplingParams(0.7, 1.0, 5, seed=number))
+            session.close()
+            mask = np.arange(len(new) + len(said.tokens)) >= len(new)
+            log_probs = np.asarray([0.0] * len(new) + said.log_probs, np.float32)
+            samples.append(TrainSample(np.asarray([*new, *said.tokens]), mask, log_probs, 0.0, [view]))
+        await engine.aclose()
 
-    async def body() -> list[TrainSample]:
-        engine = HfEngine(folder(FAMILY), settings, config.EngineConfig())
-        try:
-            await engine.load(1, adapter)
-            return await asyncio.gather(*(play(engine, number) for number in range(3)))
-        finally:
-            await engine.aclose()
-
-    samples = asyncio.run(body())
-    trainer = Trainer(settings, LEARNER, total_steps=1, device="cpu", temperature=0.7, adapter=adapter)
-    try:
-        for sample, values in zip(samples, trainer.model.log_probs(samples), strict=True):
-            np.testing.assert_allclose(values, sample.log_probs[sample.mask], atol=1e-4)
-    finally:
-        trainer.close()
-
-
-def test_operations_are_those_of_the_active_experts() -> None:
-    model = stock(FAMILY).train().requires_grad_(True)
-    model.set_experts_implementation("eager")
-    tokens = torch.tensor([Maker(FAMILY).text(40)])
-    with FlopCounterMode(display=False) as counter:
-        model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits.float().logsumexp(
-            -1
-        ).sum().backward()
-    products = sum(count for kind, count in counter.get_flop_counts()["Global"].items() if "mm" in str(kind))
-    assert FlopCounter(model, spec(FAMILY).patch).count(40, 40, []) == products
+    asyncio.run(body())
+    expected = np.concatenate([sample.log_probs[sample.mask] for sample in samples])
+    np.testing.assert_allclose(packed_log_probs(merged(adapter, FAMILY), samples, 0.7), expected, atol=1e-4)
 
 
 def test_memory_is_estimated_and_vllm_is_refused_by_name(tmp_path: Path) -> None:
-    arch = Architecture(str(folder(FAMILY)))
+    arch = Architecture(policy(FAMILY))
     assert arch.parameters == sum(p.numel() for p in stock(FAMILY).parameters())
     device, _ = estimate.learner_memory(arch, policy(FAMILY, lora=LORA, dtype="bfloat16"), LEARNER)
     assert device["weights"] == 2 * arch.parameters

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_policy import policy
-from tiny_trainer import LEARNER, batch, trainer
+from tiny_trainer import batch, learner_with, trainer
 
 from pixelis.policy import adamw
 from pixelis.policy.adamw import AdamW, round_at_random
@@ -52,7 +52,7 @@ def test_it_takes_about_the_steps_of_torch_and_in_chunks_too(monkeypatch: pytest
 def test_training_follows_float32_moments_and_resumes_exactly(stage: int, full: bool, tmp_path: Path) -> None:
     losses, batches = {}, [batch(4, seed=s) for s in range(12)]
     for moments in ("float32", "bfloat16"):
-        learner = LEARNER.model_copy(update={"zero_stage": stage, "moments": moments, "lr": 1e-3})
+        learner = learner_with(zero_stage=stage, moments=moments, lr=1e-3)
         with trainer(learner=learner, policy=policy(full=full)) as trained:
             losses[moments] = []
             for step, samples in enumerate(batches):

@@ -5,29 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny_policy import FAMILIES, Maker, spec, stock, stock_log_probs
+from tiny_policy import FAMILIES, Maker, packed_log_probs, spec, stock, stock_log_probs
 
 from pixelis.errors import DataFailure
 from pixelis.families.positions import mrope_positions
-from pixelis.policy.forward import FeatureCache, concatenate, encode_views, use_packed_attention
-from pixelis.policy.log_probs import banned_mask, token_log_probs
+from pixelis.policy.forward import FeatureCache
 from pixelis.policy.packing import Prompt, collate, pack, prompt_of
 from pixelis.policy.samples import TrainSample, from_trajectory, unusable
 from pixelis.records import ImageView, Trajectory, Turn
-
-
-def packed(
-    model: torch.nn.Module,
-    samples: list[TrainSample],
-    temperature: float = 1.0,
-    share: bool = False,
-    **kwargs: int,
-):
-    s = spec(model.config.model_type)
-    batch = collate(samples, s, share)
-    features = concatenate(encode_views(model, s, batch.views)) if batch.views else None
-    mask = banned_mask(s.banned, s.vocab)
-    return batch, token_log_probs(model, batch, features, s.image_token, mask, temperature, **kwargs)[0]
 
 
 def rollouts(maker: Maker, count: int) -> list[TrainSample]:
@@ -69,9 +54,8 @@ def test_collated_tensors_describe_each_sample():
         own = batch.positions[:, batch.sequence == i]
         grids = [spec().grid(*v.shape[:2]) for v in sample.views]
         assert own[0].tolist() == list(range(len(sample.tokens)))
-        assert np.array_equal(
-            own[1:], mrope_positions(sample.tokens, grids, spec().image_token, spec().merge)[0]
-        )
+        expected = mrope_positions(sample.tokens, grids, spec().image_token, spec().merge)[0]
+        assert np.array_equal(own[1:], expected)
     # The overview that two rollouts share (equal pixels, not the same array) is there once.
     assert len(batch.views) == 4
     first, third = (batch.sequence[batch.tokens == spec().image_token] == i for i in (0, 2))
@@ -81,22 +65,15 @@ def test_collated_tensors_describe_each_sample():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_log_probs_equal_those_of_single_unpadded_samples(family: str):
     maker = Maker(family)
-    samples = [maker.sample(turns=1 + i % 3) for i in range(7)]
-    text_only = maker.sample(turns=1)
-    text_only.tokens, text_only.views = text_only.tokens[-6:], []
-    text_only.mask, text_only.log_probs = (
-        np.asarray([False, False, True, True, True, True]),
-        text_only.log_probs[-6:],
-    )
-    samples.append(text_only)
+    tokens, mask = np.asarray(maker.text(6)), np.arange(6) > 1
+    text_only = TrainSample(tokens, mask, np.zeros(6, np.float32), 1.0, [])
+    samples = [*(maker.sample(turns=1 + i % 3) for i in range(7)), text_only]
     model = stock(family)
     with torch.no_grad():
-        expected = torch.cat([stock_log_probs(model, s, 0.7) for s in samples])
-        use_packed_attention(model)
-        _, together = packed(model, samples, 0.7)
-        _, in_chunks = packed(model, samples, 0.7, chunk_values=2000)
-    assert (together - expected).abs().max() < 1e-4
-    assert (together - in_chunks).abs().max() < 1e-5
+        expected = torch.cat([stock_log_probs(model, s, 0.7) for s in samples]).numpy()
+    together = packed_log_probs(model, samples, 0.7)
+    assert np.abs(together - expected).max() < 1e-4
+    assert np.abs(together - packed_log_probs(model, samples, 0.7, chunk_values=2000)).max() < 1e-5
 
 
 def test_features_are_computed_once_and_evicted_at_the_limit():
@@ -108,10 +85,11 @@ def test_features_are_computed_once_and_evicted_at_the_limit():
     repeated = cache.get(model, spec(), views, digests)
     assert (cache.misses, len(cache.entries)) == (3, 3)
     assert first[3] is first[0] is repeated[0]
-    single = encode_views(model, spec(), [views[1]])[0]
+    family = spec().family
+    single = family.encode_views(model, spec(), [views[1]])[0]
     assert torch.allclose(first[1].embeds, single.embeds, atol=1e-5)
     assert torch.allclose(first[1].deepstack[0], single.deepstack[0], atol=1e-5)
-    one_pass = encode_views(model, spec(), views, one_pass=True)
+    one_pass = family.encode_views(model, spec(), views, one_pass=True)
     assert all(torch.allclose(a.embeds, b.embeds, atol=1e-5) for a, b in zip(first, one_pass, strict=False))
     small = FeatureCache(limit=first[0].nbytes + first[1].nbytes)
     small.get(model, spec(), views, digests)
@@ -128,23 +106,22 @@ def test_unusable_samples_are_named_by_cause():
         fields = {k: getattr(good, k) for k in ("tokens", "mask", "log_probs", "advantage", "views")}
         return TrainSample(**{**fields, **values})
 
-    n = len(good.tokens)
-    banned = good.tokens.copy()
-    banned[-1] = s.banned[0]
-    foreign = good.tokens.copy()
-    foreign[0] = s.vocab
+    n, banned, foreign = len(good.tokens), good.tokens.copy(), good.tokens.copy()
+    banned[-1], foreign[0] = s.banned[0], s.vocab
     causes = {
         "over_context": unusable(good, s, n - 1),
         "no_policy_tokens": unusable(changed(mask=np.zeros(n, bool)), s, 512),
         "first_token": unusable(changed(mask=np.ones(n, bool)), s, 512),
         "bad_shape": unusable(changed(mask=good.mask[1:]), s, 512),
+        "non_finite": unusable(changed(weights=np.full(n, np.inf, np.float32)), s, 512),
         "bad_token": unusable(changed(tokens=foreign), s, 512),
         "banned_token": unusable(changed(tokens=banned), s, 512),
         "views_mismatch": unusable(changed(views=good.views[:1]), s, 512),
         "bad_view": unusable(changed(views=[good.views[0], maker.view(30, 30)]), s, 512),
-        "non_finite": unusable(changed(advantage=float("nan")), s, 512),
     }
     assert causes == {name: name for name in causes}
+    assert unusable(changed(advantage=float("nan")), s, 512) == "non_finite"
+    assert unusable(changed(weights=np.ones(n - 1, np.float32)), s, 512) == "bad_shape"
     # An episode whose first prompt does not fit the context has no turn.
     empty = changed(tokens=good.tokens[:0], mask=good.mask[:0], log_probs=good.log_probs[:0], views=[])
     assert unusable(empty, s, 512) == "no_policy_tokens"

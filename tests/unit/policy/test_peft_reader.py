@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ import torch
 from command_line import job_of
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from tiny_policy import LORA, folder, policy, random_adapter, stock, stock_log_probs
+from tiny_policy import LORA, check_log_probs, folder, merged, policy, random_adapter, stock, stock_log_probs
 from tiny_trainer import batch, trainer
 
 from pixelis.config import load
 from pixelis.errors import BadInput, MissingFile
 from pixelis.jobs import export as job
 from pixelis.policy.adapters import load_adapter, save_adapter
-from pixelis.policy.lora import BaseWeights, merge_into
 
 QV = r".*language_model.*(q_proj|v_proj)"
 OTHER_RANKS = {r".*\.1\.self_attn\.q_proj": 6, r"language_model.layers.0.self_attn.(q|v)_proj": 2}
@@ -51,13 +49,12 @@ def edit(
 
 def check_merged(family: str, path: Path, expected: PeftModel) -> None:
     """What the engine computes with the adapter is what PEFT computes."""
-    merged, (sample, *_) = stock(family), batch(2, family)
+    sample, *_ = batch(2, family)
+    models = (merged(load_adapter(path), family), expected.base_model.model, stock(family))
     with torch.no_grad():
-        bare = stock_log_probs(merged, sample)
-        merge_into(merged, BaseWeights(), load_adapter(path))
-        values = stock_log_probs(expected.base_model.model, sample)
-        assert (stock_log_probs(merged, sample) - values).abs().max() < 1e-5
-        assert (values - bare).abs().max() > 1e-3
+        ours, theirs, bare = (stock_log_probs(model, sample) for model in models)
+    assert (ours - theirs).abs().max() < 1e-5
+    assert (theirs - bare).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2_vl"])
@@ -115,10 +112,7 @@ def test_training_continues_from_it_in_more_layers_too(tmp_path: Path) -> None:
     model = saved("qwen3_vl", tmp_path, use_rslora=True)
     samples = batch(3)
     with trainer(adapter=load_adapter(tmp_path)) as learner:  # with adapters on seven kinds of layers
-        for sample, values in zip(samples, learner.model.log_probs(samples), strict=True):
-            with torch.no_grad():
-                expected = stock_log_probs(model.base_model.model, sample).numpy()
-            assert abs(values - expected).max() < 1e-5
+        check_log_probs(model.base_model.model, samples, learner.model.log_probs(samples), 1e-5)
         assert learner.update(samples)["policy/grad_norm"] > 0
     fewer = policy(lora=LORA.model_copy(update={"targets": ["q_proj"]}))
     with pytest.raises(BadInput) as error, trainer(policy=fewer, adapter=load_adapter(tmp_path)):
@@ -138,9 +132,8 @@ def test_our_own_export_is_read(mixed: bool, tmp_path: Path) -> None:
     if mixed:
         ranks = tmp_path / "ranks.json"
         skipped = sorted(random_adapter().ranks.keys() - adapter.ranks.keys())
-        ranks.write_text(
-            json.dumps({"layer_ranks": adapter.ranks, "analysis_metadata": {"skipped": skipped}})
-        )
+        file = {"layer_ranks": adapter.ranks, "analysis_metadata": {"skipped": skipped}}
+        ranks.write_text(json.dumps(file))
         own = policy(lora=LORA.model_copy(update={"ranks": str(ranks)}))
         with trainer(policy=own, adapter=loaded) as learner:
             assert learner.adapter().ranks == adapter.ranks
@@ -167,42 +160,40 @@ def test_what_is_more_than_lora_is_refused_by_name(
     assert "merge" in str(error.value.fix)
 
 
-def test_damage_and_other_methods_are_refused_by_name(tmp_path: Path) -> None:
-    saved("qwen3_vl", tmp_path / "good")
+LAYER = "base_model.model.model.layers.0"
 
-    def refused(name: str, words: str, error: type[Exception] = BadInput) -> Path:
-        path = tmp_path / name
-        shutil.copytree(tmp_path / "good", path, dirs_exist_ok=True)
-        if name == "pickle":
-            (path / "adapter_model.safetensors").rename(path / "adapter_model.bin")
-        elif name == "lacking":
-            (path / "adapter_model.safetensors").unlink()
-        elif name == "cut":
-            (path / "adapter_model.safetensors").write_bytes(b"\x40")
-        elif name == "method":
-            edit(path, peft_type="IA3")
-        elif name == "rank":
-            edit(path, r="four")
-        elif name == "gathered":  # as DeepSpeed's ZeRO-3 leaves them that are not gathered
-            edit(path, extra={"base_model.model.model.layers.0.mlp.up_proj.lora_A.weight": torch.zeros(0)})
-        elif name == "two":
-            edit(
-                path,
-                extra={
-                    "base_model.model.model.layers.0.self_attn.q_proj.lora_A.ref.weight": torch.zeros(4, 64)
-                },
-            )
-        with pytest.raises(error, match=words):
-            load_adapter(path)
-        return path
 
-    refused("pickle", r"adapter_model\.bin, a pickle")
-    refused("lacking", "no adapter_model.safetensors", MissingFile)
-    refused("cut", "damaged")
-    refused("method", "of the type IA3")
-    refused("rank", "cannot be read")
-    refused("gathered", r"up_proj.*shape \[0\]")
-    refused("two", "several adapters")
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        # as DeepSpeed's ZeRO-3 leaves tensors that are not gathered
+        ({"extra": {f"{LAYER}.mlp.up_proj.lora_A.weight": torch.zeros(0)}}, r"up_proj.*shape \[0\]"),
+        ({"extra": {f"{LAYER}.self_attn.q_proj.lora_A.ref.weight": torch.zeros(4, 64)}}, "several adapters"),
+        ({"peft_type": "IA3"}, "of the type IA3"),
+        ({"r": "four"}, "cannot be read"),
+    ],
+)
+def test_other_methods_and_strange_values_are_refused_by_name(
+    tmp_path: Path, damage: dict[str, Any], words: str
+) -> None:
+    saved("qwen3_vl", tmp_path)
+    edit(tmp_path, **damage)
+    with pytest.raises(BadInput, match=words):
+        load_adapter(tmp_path)
+
+
+def test_files_that_are_damaged_or_no_safetensors_are_refused(tmp_path: Path) -> None:
+    saved("qwen3_vl", tmp_path)
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(b"\x40")
+    with pytest.raises(BadInput, match="damaged"):
+        load_adapter(tmp_path)
+    weights.rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(BadInput, match=r"adapter_model\.bin, a pickle"):
+        load_adapter(tmp_path)
+    (tmp_path / "adapter_model.bin").unlink()
+    with pytest.raises(MissingFile, match=r"no adapter_model\.safetensors"):
+        load_adapter(tmp_path)
 
 
 def test_a_dry_run_says_what_training_with_it_needs(tmp_path: Path) -> None:
@@ -210,11 +201,8 @@ def test_a_dry_run_says_what_training_with_it_needs(tmp_path: Path) -> None:
 
     def check(job: str, family: str, *more: str) -> None:
         values = [f"policy.model={folder(family)}", f"policy.adapter={tmp_path}", *more]
-        ((path, read),) = [
-            (path, read)
-            for key, path, read in job_of(job).inputs(load(None, values))
-            if key == "policy.adapter"
-        ]
+        inputs = {key: (path, read) for key, path, read in job_of(job).inputs(load(None, values))}
+        path, read = inputs["policy.adapter"]
         read(path)
 
     fits = ["policy.lora.rank=4", "policy.lora.alpha=8", "policy.lora.vision_tower=true"]

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tiny_policy import policy
 
 from pixelis.errors import BadInput
+from pixelis.families import FAMILIES
 from pixelis.families.vision import batch_windows, patchify
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
-from pixelis.operations.pixel_budget import PixelBudget, fit, fitted_size
-from pixelis.policy.forward import encode_views
+from pixelis.operations.pixel_budget import PixelBudget, fitted_size
 from pixelis.policy.model import fuse_norms, load_model
 
 
@@ -49,29 +49,6 @@ def test_sizes_agree_with_qwen_where_its_rounding_stays_inside():
         )
 
 
-@pytest.mark.parametrize(
-    ("height", "width"), [(76, 77), (77, 76), (768, 768), (64, 64), (80, 96), (20, 20), (200, 120)]
-)
-def test_the_nano_budget_always_gives_square_views(height, width):
-    view = fit(noise(height, width, 3), PixelBudget(4096, 4096), 16)
-    assert view.shape == (64, 64, 3)
-
-
-@pytest.mark.parametrize(
-    ("image", "budget"),
-    [
-        (noise(8, 8), PixelBudget(256, 4096)),
-        (noise(8, 8, 4), PixelBudget(256, 4096)),
-        (noise(8, 8, 3).astype(np.float32), PixelBudget(256, 4096)),
-        (np.zeros((0, 5, 3), np.uint8), PixelBudget(256, 4096)),
-        (noise(64, 64, 3), PixelBudget(1, 100)),
-    ],
-)
-def test_unusable_pictures_and_budgets_are_refused(image, budget):
-    with pytest.raises(BadInput):
-        fit(image, budget, 16)
-
-
 @pytest.mark.parametrize("mean", [(0.5, 0.5, 0.5), (0.481, 0.457, 0.408)])
 def test_patches_equal_the_processor_of_transformers(mean):
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -87,12 +64,6 @@ def test_patches_equal_the_processor_of_transformers(mean):
     assert torch.allclose(pixels, theirs["pixel_values"], atol=1e-5)
 
 
-def test_patchify_refuses_sides_that_are_not_multiples():
-    with pytest.raises(BadInput):
-        patchify([noise(60, 64, 3)], 8, 2, 2)
-    assert patchify([], 8, 2, 2)[0].shape == (0, 384)
-
-
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize(
     "sizes", [[(64, 64)] * 5, [(64, 64)], [(64, 64), (32, 64), (64, 64)], [(112, 176), (144, 80)]]
@@ -106,8 +77,8 @@ def test_batched_vision_attention_equals_the_stock_one(family, sizes):
     results = []
     for batched in (False, True):
         if batched:
-            assert batch_windows(model) == 3
-            assert batch_windows(model) == 3
+            assert batch_windows(model, FAMILIES[family].vision_attention) == 3
+            assert batch_windows(model, FAMILIES[family].vision_attention) == 3
         model.zero_grad(set_to_none=True)
         out = model.model.visual(pixels, grid_thw=grid).pooler_output
         (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
@@ -144,7 +115,7 @@ def test_features_of_several_views_are_those_of_each_also_in_transformers_5_17(
     model, _, spec = load_model(policy("qwen3_vl"), "cpu")
     views = [noise(64, 64, 3, seed=1), noise(64, 64, 3, seed=2)]
     with torch.no_grad():
-        single = [encode_views(model, spec, [view])[0] for view in views]
+        single = [spec.family.encode_views(model, spec, [view])[0] for view in views]
         divided = model.model.get_image_features
 
         def undivided(*args: Any, **options: Any) -> Any:
@@ -153,7 +124,7 @@ def test_features_of_several_views_are_those_of_each_also_in_transformers_5_17(
             return result
 
         monkeypatch.setattr(model.model, "get_image_features", undivided)
-        for own, expected in zip(encode_views(model, spec, views), single, strict=True):
+        for own, expected in zip(spec.family.encode_views(model, spec, views), single, strict=True):
             assert torch.allclose(own.embeds, expected.embeds, atol=1e-5)
             assert own.deepstack
             for layer, other in zip(own.deepstack, expected.deepstack, strict=True):

@@ -6,35 +6,20 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from rewarded import group
 
 from pixelis import config
-from pixelis.actors.rollout_buffer import ScoredGroup, Selection
-from pixelis.actors.rollouts import Rollouts
 from pixelis.policy.replay import SampleReplay, least_kept, subset
-from pixelis.records import Group, ImageView, Question, Trajectory
+from pixelis.records import Group
 
 
-def group(name: str, advantages: list[float | None], accuracies: list[float] | None = None) -> Group:
-    out = Group(id=name, question=Question(id=f"q-{name}", question="?"))
-    for i, advantage in enumerate(advantages):
-        accuracy = accuracies[i] if accuracies else 0.0
-        out.trajectories.append(
-            Trajectory(
-                id=f"{name}-{i}",
-                question_id=out.question.id,
-                group_id=name,
-                advantage=advantage,
-                reward=accuracy,
-                rewards={"accuracy": accuracy},
-                images=[ImageView(id="img0", view_size=(10, 10))],
-            )
-        )
-    return out
+def drawn(name: str, advantages: list[float | None]) -> Group:
+    return group([0.0] * len(advantages), advantages=advantages, name=name)
 
 
 def test_only_rollouts_with_an_advantage_are_stored():
     replay = SampleReplay(capacity=10)
-    assert replay.add(group("a", [0.5, 0.0, None, -0.5]), "views", 0) == 2
+    assert replay.add(drawn("a", [0.5, 0.0, None, -0.5]), "views", 0) == 2
     samples = replay.draw(10, 0, np.random.default_rng(0))
     assert sorted(sample.group.trajectories[0].id for sample in samples) == ["a-0", "a-3"]
     assert all(sample.views == "views" and len(sample.group.trajectories) == 1 for sample in samples)
@@ -42,7 +27,7 @@ def test_only_rollouts_with_an_advantage_are_stored():
 
 def test_a_draw_never_repeats_a_rollout_and_follows_the_size_of_the_advantage():
     replay = SampleReplay(capacity=10)
-    replay.add(group("a", [1.0, 0.1, 0.1, 0.1]), None, 0)
+    replay.add(drawn("a", [1.0, 0.1, 0.1, 0.1]), None, 0)
     rng, counts = np.random.default_rng(0), Counter[str]()
     for _ in range(2000):
         counts.update(sample.group.trajectories[0].id for sample in replay.draw(1, 0, rng))
@@ -52,48 +37,33 @@ def test_a_draw_never_repeats_a_rollout_and_follows_the_size_of_the_advantage():
 
 def test_the_largest_advantages_of_a_batch_are_kept():
     settings = config.ReplayConfig(capacity=100, min_advantage=0.01, quantile=0.7)
-    groups = [group("a", [0.1 * i for i in range(10)]), group("b", [None, -2.0, 0.0])]
+    groups = [drawn("a", [0.1 * i for i in range(10)]), drawn("b", [None, -2.0, 0.0])]
     least = least_kept(groups, settings)
     replay = SampleReplay(capacity=100)
     kept = sum(replay.add(g, None, 0, least) for g in groups)
     assert kept == 4  # of twelve advantages the top 30 %: 0.7, 0.8, 0.9 and -2
     assert {round(abs(s.weight), 1) for s in replay.samples} == {0.7, 0.8, 0.9, 2.0}
-    flat = group("c", [0.01, -0.01, 0.02])
+    flat = drawn("c", [0.01, -0.01, 0.02])
     assert replay.add(flat, None, 0, least_kept([flat], settings.model_copy(update={"quantile": 0.0}))) == 1
     assert least_kept([], settings) > 0.01
-
-
-def test_half_of_a_batch_may_be_replayed():
-    settings = config.load(None, ["rft.algorithm=pixelis", "rft.prompts_per_step=2", "rft.group_size=4"])
-    source = Rollouts(settings, None, [None])
-    right = [1.0, 0.6, 0.3, 0.0]
-
-    def batch(step: int):
-        chosen = [ScoredGroup(group(f"{step}{i}", [None] * 4, right), None, number=i) for i in range(2)]
-        return source.assemble(step, Selection(chosen=chosen, numbers=[0, 1]))
-
-    assert batch(0).metrics["group/replayed"] == 0
-    counts = [batch(step).metrics["group/replayed"] for step in range(1, 8)]
-    assert counts[:2] == [4, 8], "the best and the worst of a group are in the top 30 %"
-    assert max(counts) == 8, "no more than the 8 fresh rollouts"
 
 
 def test_age_capacity_and_bytes_are_bounded():
     replay = SampleReplay(capacity=3, max_age=2)
     for step in range(4):
-        replay.add(group(f"g{step}", [1.0, -1.0]), None, step)
+        replay.add(drawn(f"g{step}", [1.0, -1.0]), None, step)
     assert [sample.group.trajectories[0].id for sample in replay.samples] == ["g2-1", "g3-0", "g3-1"]
     assert replay.draw(9, 6, np.random.default_rng(0)) == []
     assert replay.bytes == 0
     small = SampleReplay(capacity=100, max_bytes=700)
-    small.add(group("g", [1.0] * 5), None, 0)
+    small.add(drawn("g", [1.0] * 5), None, 0)
     assert len(small) == 2
     assert small.bytes == 600
 
 
 @pytest.mark.parametrize("method", ["first", "random", "stratified"])
 def test_a_subset_has_scored_rollouts_in_their_order(method: str):
-    complete = group("a", [None] * 8, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+    complete = group([1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0], name="a")
     complete.trajectories[1].reward = None
     reduced = subset(complete, 4, method, np.random.default_rng(0))
     names = [t.id for t in reduced.trajectories]

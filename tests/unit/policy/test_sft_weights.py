@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny_policy import Maker, spec, stock
-from tiny_trainer import LEARNER, batch, trainer
+from tiny_policy import spec, stock, stock_logits
+from tiny_trainer import SMALL, batch, trainer
 from torch.nn.functional import cross_entropy
 
 from pixelis.config import Config
@@ -15,45 +15,21 @@ from pixelis.datasets.token_parts import PARTS
 from pixelis.dialogue.render import Renderer
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.operations import select
-from pixelis.policy.samples import TrainSample, unusable
+from pixelis.policy.samples import TrainSample
 from pixelis.records import Action, ImageView, Step
-
-
-def weighted(
-    samples: list[TrainSample], values: tuple[float, ...] = (0.0, 0.5, 1.0, 3.0)
-) -> list[TrainSample]:
-    rng = np.random.default_rng(5)
-    for sample in samples:
-        sample.weights = rng.choice(values, len(sample.tokens)).astype(np.float32)
-    return samples
 
 
 def reference_loss(samples: list[TrainSample], smoothing: float = 0.0) -> float:
     """sum of weight * cross entropy / sum of weights over all samples, by transformers' model in float64."""
-    s, model = spec(), stock().double()
-    allowed = torch.ones(s.vocab, dtype=torch.bool)
-    allowed[list(s.banned)] = False
+    allowed = torch.tensor([token not in spec().banned for token in range(spec().vocab)])
+    # The places of the tokens that may be sampled, so that smoothing is spread over these alone.
+    place, model = torch.cumsum(allowed.long(), 0) - 1, stock().double()
     total = size = 0.0
     for sample in samples:
-        from pixelis.families.vision import patchify
-
-        ids = torch.from_numpy(sample.tokens)[None]
-        pixels, grid = patchify(sample.views, s.patch, s.merge, s.temporal, s.image_mean, s.image_std)
-        inputs = {
-            "pixel_values": pixels.double(),
-            "image_grid_thw": grid,
-            "mm_token_type_ids": (ids == s.image_token).int(),
-        }
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0, :-1]
-        # The places of the tokens that may be sampled, so that smoothing is spread over these alone.
-        place = torch.cumsum(allowed.long(), 0) - 1
         keep = torch.from_numpy(sample.mask[1:])
-        losses = cross_entropy(
-            logits[keep][:, allowed], place[ids[0, 1:][keep]], reduction="none", label_smoothing=smoothing
-        )
-        weights = torch.from_numpy(np.ones(len(sample.tokens)) if sample.weights is None else sample.weights)[
-            1:
-        ][keep].double()
+        logits, tokens = stock_logits(model, sample)[:-1][keep], torch.from_numpy(sample.tokens)[1:][keep]
+        losses = cross_entropy(logits[:, allowed], place[tokens], reduction="none", label_smoothing=smoothing)
+        weights = torch.from_numpy(sample.weights)[1:][keep]
         total += float((weights * losses).sum())
         size += float(weights.sum())
     return total / size
@@ -61,12 +37,12 @@ def reference_loss(samples: list[TrainSample], smoothing: float = 0.0) -> float:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_the_weighted_mean_over_the_whole_batch(smoothing: float) -> None:
-    samples = weighted(batch(5))
-    # Rows of 128 tokens: several micro-batches to one step.
-    small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
+    samples, rng = batch(5), np.random.default_rng(5)
+    for sample in samples:
+        sample.weights = rng.choice([0.0, 0.5, 1.0, 3.0], len(sample.tokens)).astype(np.float32)
     with torch.no_grad():
         expected = reference_loss(samples, smoothing)
-    with trainer(learner=small, label_smoothing=smoothing) as learner:
+    with trainer(learner=SMALL, label_smoothing=smoothing) as learner:
         metrics = learner.update(samples, "sft")
         assert metrics["learner/micro_batches"] > 1
         assert metrics["policy/loss"] == pytest.approx(expected, rel=1e-5)
@@ -81,14 +57,6 @@ def test_a_part_that_counts_nothing_teaches_nothing() -> None:
         metrics = learner.update(samples, "sft")
         assert (metrics["policy/loss"], metrics["policy/grad_norm"]) == (0.0, 0.0)
         assert learner.adapter().sha256() == before
-
-
-def test_weights_that_do_not_fit_make_a_sample_unusable() -> None:
-    sample = Maker().sample()
-    sample.weights = np.ones(len(sample.tokens) - 1, np.float32)
-    assert unusable(sample, spec(), 512) == "bad_shape"
-    sample.weights = np.full(len(sample.tokens), np.inf, np.float32)
-    assert unusable(sample, spec(), 512) == "non_finite"
 
 
 @pytest.mark.parametrize("think", ["The red frame is here", "hi", "think", "answer", None])
@@ -110,12 +78,8 @@ def test_tokens_know_their_part(think: str | None) -> None:
 
     thought = f"<think>{think}</think>" if think else ""
     answered = split(Step(think=think, answer="7 größer"))
-    assert answered == {
-        "think": thought,
-        "call": "",
-        "arguments": "",
-        "answer": "<answer>7 größer</answer><|im_end|>",
-    }
+    said = "<answer>7 größer</answer><|im_end|>"
+    assert answered == {"think": thought, "call": "", "arguments": "", "answer": said}
     called = split(Step(think=think, op="read_text", arguments={"box": [0.2, 0.4, 0.6, 0.8]}))
     assert called["think"] == thought
     assert called["arguments"] == 'bbox_2d":[200,400,600,800]}}'

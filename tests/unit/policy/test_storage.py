@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny_policy import LORA, Maker, policy
 
 from pixelis.actors.cluster import check_object_stores
@@ -14,43 +13,11 @@ from pixelis.config import LearnerConfig, LossConfig, load
 from pixelis.errors import InfraFailure
 from pixelis.policy import storage
 from pixelis.policy.adapters import save_adapter
-from pixelis.policy.architecture import Architecture
 from pixelis.policy.train_step import Trainer
 
 
 def node(gigabytes: float, alive: bool = True) -> dict[str, Any]:
     return {"Alive": alive, "Resources": {"object_store_memory": gigabytes * 1e9}}
-
-
-def test_the_parts_follow_the_recipe() -> None:
-    keys = (
-        "rft.prompts_per_step=10 rft.group_size=4 dialogue.max_turns=3 dialogue.max_images=8 "
-        "rft.max_off_policy_steps=2"
-    )
-    c = load(None, [*keys.split(), "dialogue.input.max_pixels=5000", "dialogue.crop.max_pixels=4096"])
-    shares = storage.parts(c, 1_000, "rft")
-    assert shares["versions"] == 9_000
-    assert shares["views"] == 40 * 3 * (5_000 + 2 * 4 * 4096)
-    assert shares["pictures"] == 30 * 3 * storage.PICTURE_PIXELS
-    assert "replay" not in shares
-    full = ["policy.full=true"]
-    assert storage.parts(load(None, full), 1_000, "rft")["versions"] == 4_000
-    assert storage.parts(load(None, full), 1_000, "serve")["versions"] == 7_000
-    assert storage.parts(load(None, [*full, "policy_store.keep=1"]), 1_000, "serve")["versions"] == 3_000
-
-
-def test_a_version_is_the_adapter_or_all_parameters() -> None:
-    c = load(None, [])
-    arch = Architecture(c.policy.model, torch.float32)
-    full = load(None, ["policy.full=true"])
-    assert storage.version_bytes(full, arch) == storage.trained_bytes(full, arch) == arch.parameters * 4
-    half = Architecture(c.policy.model, torch.bfloat16)
-    assert storage.version_bytes(full, half) == arch.parameters * 2
-    assert storage.trained_bytes(full, half) == arch.parameters * 4
-    assert 0 < storage.version_bytes(c, arch) < arch.parameters * 4
-    needed, version = storage.needed_bytes(c)
-    assert needed >= storage.MIN_BYTES
-    assert version == storage.version_bytes(c, arch)
 
 
 def test_a_cluster_with_small_object_stores_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,9 @@ import torch
 from tiny_policy import (
     FAMILIES,
     LORA,
+    check_log_probs,
     check_same_training,
+    merged,
     policy,
     random_adapter,
     spec,
@@ -22,12 +24,12 @@ from tiny_policy import (
     stock_log_probs,
     stock_logits,
 )
-from tiny_trainer import LEARNER, batch, trainer
+from tiny_trainer import LEARNER, SMALL, batch, learner_with, trainer
 
 from pixelis import config
 from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure, MissingFile
 from pixelis.policy import checkpoint, objectives
-from pixelis.policy.adapters import load_adapter, save_adapter, to_bfloat16, to_float32
+from pixelis.policy.adapters import load_adapter, save_adapter, to_float32
 from pixelis.policy.lora import BaseWeights, add_lora, lora_parameters, merge_into
 from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import learning_rate
@@ -74,9 +76,7 @@ def reference_run(
 def test_steps_equal_those_of_plain_torch(family: str, kind: str, aggregate: str):
     samples, loss = batch(family=family), config.LossConfig(aggregate=aggregate)
     expected, weights, moments = reference_run(family, samples, 3, kind, loss)
-    # Rows of 128 tokens: several micro-batches to one step.
-    small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
-    with trainer(family, loss=loss, learner=small) as learner:
+    with trainer(family, loss=loss, learner=SMALL) as learner:
         metrics = [learner.update(samples, kind) for _ in range(3)]  # type: ignore[arg-type]
         assert metrics[0]["learner/micro_batches"] > 1
         assert [m["policy/loss"] for m in metrics] == pytest.approx(expected, abs=1e-5)
@@ -85,28 +85,10 @@ def test_steps_equal_those_of_plain_torch(family: str, kind: str, aggregate: str
         assert 0 < metrics[0]["policy/entropy"] < np.log(spec(family).vocab)
 
 
-def test_only_adapters_change_and_the_published_ones_are_those():
-    with trainer(seed=1) as learner:
-        frozen = {n: p.clone() for n, p in learner.model.network.named_parameters() if not p.requires_grad}
-        first = learner.adapter()
-        learner.update(batch())
-        assert all(
-            torch.equal(p, frozen[n]) for n, p in learner.model.network.named_parameters() if n in frozen
-        )
-        assert learner.adapter().sha256() != first.sha256()
-        merged = stock()
-        merge_into(merged, BaseWeights(), learner.adapter())
-        samples = batch(3, seed=8)
-        with torch.no_grad():
-            for sample, values in zip(samples, learner.model.log_probs(samples), strict=True):
-                assert np.abs(stock_log_probs(merged, sample).numpy() - values).max() < 1e-4
-
-
 def test_dropout_applies_to_training_but_not_to_measurements():
     samples = batch(3)
-    with trainer(
-        policy=policy(lora=LORA.model_copy(update={"dropout": 0.5})), adapter=random_adapter()
-    ) as dropping:
+    half = policy(lora=LORA.model_copy(update={"dropout": 0.5}))
+    with trainer(policy=half, adapter=random_adapter()) as dropping:
         measured = dropping.model.log_probs(samples)
         loss_with_dropout = dropping.update(samples, "sft")["policy/loss"]
     with trainer(adapter=random_adapter()) as plain:
@@ -118,8 +100,8 @@ def test_dropout_applies_to_training_but_not_to_measurements():
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "full"), [(1, False), (2, False), (0, False), (3, False), (1, True)])
 def test_resume_is_exact_for_every_zero_stage(stage: int, full: bool, tmp_path: Path):
-    small = LEARNER.model_copy(update={"zero_stage": stage, "schedule": "cosine", "warmup": 0.2, "lr": 1e-3})
-    settings = {"learner": small, "policy": policy(full=full)}
+    schedule = learner_with(zero_stage=stage, schedule="cosine", warmup=0.2, lr=1e-3)
+    settings = {"learner": schedule, "policy": policy(full=full)}
     batches = [batch(3, seed=s) for s in range(10)]
     with trainer(**settings) as learner:
         metrics = []
@@ -142,54 +124,50 @@ def test_resume_is_exact_for_every_zero_stage(stage: int, full: bool, tmp_path: 
 
 def test_a_checkpoint_of_the_model_alone_resumes_with_new_moments(tmp_path: Path):
     samples, loss = batch(), config.LossConfig(kl=0.1)
-    with trainer(loss=loss) as learner, trainer(loss=loss) as small:
-        for one in (learner, small):
-            one.learner = one.learner.model_copy(update={"save_only_model": one is small})
-            one.update(samples)
-            one.update(samples)
-        sizes = [
-            sum(file.stat().st_size for file in one.save(tmp_path / name).glob("*.safetensors"))
-            for one, name in ((learner, "all"), (small, "model"))
-        ]
-        expected, weights = learner.update(samples), small.adapter()
-    assert sizes[1] < 0.6 * sizes[0]  # weights and reference of weights, moments and reference
+    with trainer(loss=loss, learner=learner_with(save_only_model=True)) as learner:
+        learner.update(samples)
+        learner.update(samples)
+        folder = learner.save(tmp_path)
+        expected, weights = learner.update(samples), load_adapter(folder)
+    assert not list(folder.glob("optimizer*"))
     with trainer(loss=loss) as resumed:
-        resumed.restore(checkpoint.latest(tmp_path / "model"))
+        resumed.restore(folder)
         assert resumed.adapter().sha256() == weights.sha256()
         assert resumed.step_count == 2
         assert resumed.model.zero.moments().get("step", np.zeros(1))[0] == 0
         assert resumed.update(samples)["policy/loss"] == pytest.approx(expected["policy/loss"], abs=1e-5)
 
 
-def test_a_step_that_is_not_finite_changes_nothing_and_three_stop_the_run(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_step_that_is_not_finite_changes_nothing_and_three_stop_the_run(
+    stage: int, monkeypatch: pytest.MonkeyPatch
+):
     healthy = objectives.policy_loss
 
     def broken(*args: object, **kwargs: object):
         loss, sums = healthy(*args, **kwargs)  # type: ignore[arg-type]
         return loss * 0 + float("inf"), sums
 
-    for stage in (0, 1):
-        with trainer(learner=LEARNER.model_copy(update={"zero_stage": stage})) as learner:
+    def state() -> dict[str, np.ndarray]:
+        return {**learner.adapter().tensors, **learner.model.zero.moments()}
+
+    with trainer(learner=learner_with(zero_stage=stage)) as learner:
+        learner.update(batch())
+        before = state()
+        monkeypatch.setattr(objectives, "policy_loss", broken)
+        metrics = learner.update(batch())
+        assert metrics["learner/skipped"] == 1
+        assert np.isnan(metrics["policy/grad_norm"])
+        assert all(np.array_equal(values, before[name]) for name, values in state().items())
+        monkeypatch.setattr(objectives, "policy_loss", healthy)
+        good = learner.update(batch())  # a good step in between starts the count again
+        assert good["policy/grad_norm"] > 0
+        assert good["learner/skipped"] == 1
+        monkeypatch.setattr(objectives, "policy_loss", broken)
+        learner.update(batch())
+        learner.update(batch())
+        with pytest.raises(InfraFailure, match="in three steps in a row"):
             learner.update(batch())
-            before, moments = learner.adapter().tensors, learner.model.zero.moments()
-            monkeypatch.setattr(objectives, "policy_loss", broken)
-            metrics = learner.update(batch())
-            assert metrics["learner/skipped"] == 1
-            assert np.isnan(metrics["policy/grad_norm"])
-            assert all(np.array_equal(a, before[n]) for n, a in learner.adapter().tensors.items())
-            assert all(np.array_equal(a, moments[n]) for n, a in learner.model.zero.moments().items())
-            monkeypatch.setattr(objectives, "policy_loss", healthy)
-            good = learner.update(batch())  # a good step in between starts the count again
-            assert good["policy/grad_norm"] > 0
-            assert good["learner/skipped"] == 1
-            monkeypatch.setattr(objectives, "policy_loss", broken)
-            learner.update(batch())
-            learner.update(batch())
-            before = learner.adapter().tensors
-            with pytest.raises(InfraFailure, match="in three steps in a row"):
-                learner.update(batch())
-            assert all(np.array_equal(a, before[n]) for n, a in learner.adapter().tensors.items())
-            monkeypatch.setattr(objectives, "policy_loss", healthy)
 
 
 def test_samples_without_advantage_cost_nothing_but_count():
@@ -247,36 +225,27 @@ def test_the_kl_term_measures_the_distance_from_the_starting_policy():
 @pytest.mark.parametrize("full", [False, True])
 def test_the_full_kl_term_is_that_of_the_whole_distributions(full: bool):
     samples = batch(4)
-    loss = config.LossConfig(kl=0.3, kl_estimator="full")
-    with trainer(loss=loss, policy=policy(full=full)) as learner:
+    with trainer(loss=config.LossConfig(kl=0.3, kl_estimator="full"), policy=policy(full=full)) as learner:
         learner.update(samples)
         adapter = learner.adapter()
-        measured = learner.update(samples)
-    before, after = stock(), stock()
-    merge_into(after, BaseWeights(), adapter)
+        measured = learner.update(samples)["policy/kl"]
+    allowed = [token for token in range(spec().vocab) if token not in spec().banned]
     divergences = []
-    for sample in samples:
-        predicting = np.flatnonzero(sample.mask) - 1
-        with torch.no_grad():
-            p, q = (
-                torch.distributions.Categorical(logits=stock_logits(model, sample)[predicting][:, allowed()])
-                for model in (after, before)
-            )
-        divergences.append(torch.distributions.kl_divergence(p, q))
+    with torch.no_grad():
+        for sample in samples:
+            predicting = np.flatnonzero(sample.mask) - 1
+            logits = (stock_logits(model, sample)[predicting] for model in (merged(adapter), stock()))
+            p, q = (torch.distributions.Categorical(logits=values[:, allowed]) for values in logits)
+            divergences.append(torch.distributions.kl_divergence(p, q))
     expected = torch.cat(divergences).mean().item()
-    assert measured["policy/kl"] == pytest.approx(expected, rel=1e-3)
+    assert measured == pytest.approx(expected, rel=1e-3)
     assert expected > 1e-5
-
-
-def allowed() -> list[int]:
-    return [token for token in range(spec().vocab) if token not in spec().banned]
 
 
 def test_the_ratio_is_to_the_log_probs_before_the_first_of_several_steps():
     samples = batch()
     samples[1].views, samples[2].advantage = [], 0.0  # one that is dropped and one that is not computed
-    small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
-    with trainer(learner=small) as first, trainer(learner=small) as alone:
+    with trainer(learner=SMALL) as first, trainer(learner=SMALL) as alone:
         old = first.model.log_probs(samples)
         assert [len(o) for o in old] == [s.policy_tokens if s.views else 0 for s in samples]
         with_old, without_old = first.update(samples, old=old), alone.update(samples)
@@ -288,10 +257,9 @@ def test_the_ratio_is_to_the_log_probs_before_the_first_of_several_steps():
         repeated = first.update(samples, old=[o - 1 for o in first.model.log_probs(samples)])
         assert repeated["policy/ratio"] == pytest.approx(np.e, abs=1e-3)
         trained = [s for s in samples if s.views and s.advantage]
-        likelier = sum(s.policy_tokens for s in trained if s.advantage > 0) / sum(
-            s.policy_tokens for s in trained
-        )
-        assert repeated["policy/clipped_high"] == pytest.approx(likelier)
+        likelier = sum(s.policy_tokens for s in trained if s.advantage > 0)
+        expected = likelier / sum(s.policy_tokens for s in trained)
+        assert repeated["policy/clipped_high"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -303,9 +271,7 @@ def test_an_algorithm_steps_the_same_however_its_batch_is_packed(name: str):
     ).rft.loss
     samples, metrics = batch(4), []
     for rows, row_tokens in ((2, 512), (1, 96)):
-        with trainer(
-            loss=loss, learner=LEARNER.model_copy(update={"row_tokens": row_tokens, "rows": rows})
-        ) as learner:
+        with trainer(loss=loss, learner=learner_with(row_tokens=row_tokens, rows=rows)) as learner:
             old = [o + 0.01 for o in learner.model.log_probs(samples)]
             metrics.append(learner.update(samples, old=old))
     unsplit, split = metrics
@@ -347,61 +313,46 @@ def test_an_entropy_bonus_trains_samples_without_advantage():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_all_parameters_reaches_the_vision_tower(family: str):
-    with trainer(
-        family, policy=policy(family, full=True), learner=LEARNER.model_copy(update={"lr": 1e-3})
-    ) as learner:
-        samples = batch(4, family)
-        visual = next(
-            p for n, p in learner.model.network.named_parameters() if ".visual." in n and n.endswith("weight")
-        )
-        before = visual.detach().clone()
+    settings, samples = policy(family, full=True), batch(4, family)
+    with trainer(family, policy=settings, learner=learner_with(lr=1e-3)) as learner:
+        start = learner.adapter().tensors
         losses = [learner.update(samples, "sft")["policy/loss"] for _ in range(4)]
         assert losses == sorted(losses, reverse=True)
-        assert not torch.equal(before, visual)
-        assert learner.adapter().kind == "full"
+        trained, measured = learner.adapter(), learner.model.log_probs(samples)
+        visual = next(n for n in start if ".visual." in n and n.endswith("weight"))
+        assert not np.array_equal(trained.tensors[visual], start[visual])
+        assert trained.kind == "full"
         assert learner.model.features is None
-        merged = stock(family)
-        merge_into(merged, BaseWeights(), learner.adapter())
-        with torch.no_grad():
-            difference = stock_log_probs(merged, samples[0]).numpy() - learner.model.log_probs(samples[:1])[0]
-        assert np.abs(difference).max() < 1e-4
-        trained, measured = learner.adapter(), learner.model.log_probs(samples[:1])[0]
-    with trainer(family, policy=policy(family, full=True), adapter=trained) as resumed:
+    check_log_probs(merged(trained, family), samples, measured)
+    with trainer(family, policy=settings, adapter=trained) as resumed:
         assert resumed.adapter().sha256() == trained.sha256()
-        assert np.array_equal(resumed.model.log_probs(samples[:1])[0], measured)
+        assert np.array_equal(resumed.model.log_probs(samples[:1])[0], measured[0])
 
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_adapters_of_the_vision_tower_start_from_an_adapter_without_them_and_learn(stage: int):
+    samples = batch(4)
     with trainer() as learner:
-        samples = batch(4)
         learner.update(samples, "sft")
         start, measured = learner.adapter(), learner.model.log_probs(samples[:1])[0]
     settings = policy(lora=LORA.model_copy(update={"vision_tower": True}))
-    staged = LEARNER.model_copy(update={"zero_stage": stage})
-    with trainer(policy=settings, learner=staged, adapter=start, ema=0.5) as learner:
-        assert np.abs(learner.model.log_probs(samples[:1])[0] - measured).max() < 1e-5, (
-            "the product of new layers is 0"
-        )
-        before = learner.adapter()
-        assert start.tensors.keys() < before.tensors.keys()
+    with trainer(policy=settings, learner=learner_with(zero_stage=stage), adapter=start, ema=0.5) as learner:
+
+        def as_at_the_start() -> bool:
+            return bool(np.abs(learner.model.log_probs(samples[:1])[0] - measured).max() < 1e-5)
+
+        assert as_at_the_start(), "the product of new layers is 0"
+        before = learner.adapter().tensors
+        assert start.tensors.keys() < before.keys()
         for _ in range(2):
             learner.update(samples, "sft")
         published = learner.served()
-        changed = {
-            n for n, values in published.tensors.items() if not np.array_equal(values, before.tensors[n])
-        }
-        assert {n for n in before.tensors if ".visual." in n and n.endswith(".B")} <= changed
+        changed = {n for n, values in published.tensors.items() if not np.array_equal(values, before[n])}
+        assert {n for n in before if ".visual." in n and n.endswith(".B")} <= changed
         assert learner.model.features is None
-        merged = stock()
-        merge_into(merged, BaseWeights(), learner.adapter())
-        with torch.no_grad():
-            difference = stock_log_probs(merged, samples[0]).numpy() - learner.model.log_probs(samples[:1])[0]
-        assert np.abs(difference).max() < 1e-4
+        check_log_probs(merged(learner.adapter()), samples[:1], learner.model.log_probs(samples[:1]))
         learner.reset_to(start)
-        assert np.abs(learner.model.log_probs(samples[:1])[0] - measured).max() < 1e-5, (
-            "nothing learnt is left"
-        )
+        assert as_at_the_start(), "nothing learnt is left"
         learner.reset_to(published)
         assert learner.adapter().sha256() == published.sha256()
     with pytest.raises(BadInput, match="visual"), trainer(adapter=published):
@@ -410,61 +361,47 @@ def test_adapters_of_the_vision_tower_start_from_an_adapter_without_them_and_lea
 
 @pytest.mark.parametrize("full", [False, True])
 def test_a_frozen_vision_tower_keeps_its_bits_and_the_rest_learns(full: bool):
-    settings = policy(full=full, freeze_vision_tower=True)
     samples = batch(4)
-    with trainer(policy=settings) as learner:
+    with trainer(policy=policy(full=full, freeze_vision_tower=True)) as learner:
         parameters = dict(learner.model.network.named_parameters())
         before = {name: p.detach().clone() for name, p in parameters.items()}
         for _ in range(2):
             learner.update(samples, "sft")
         changed = {name for name, p in parameters.items() if not torch.equal(before[name], p)}
-        assert not any(".visual." in name for name in changed)
         assert changed == {name for name, p in parameters.items() if p.requires_grad}
         assert learner.model.features.misses > 0, "the features of a frozen tower are computed once"
         published = learner.served()
-        assert not any(".visual." in name for name in published.tensors)
-        merged = stock()
-        merge_into(merged, BaseWeights(), published)
-        with torch.no_grad():
-            difference = stock_log_probs(merged, samples[0]).numpy() - learner.model.log_probs(samples[:1])[0]
-        assert np.abs(difference).max() < 1e-4
+        assert not any(".visual." in name for name in (*changed, *published.tensors))
+        check_log_probs(merged(published), samples[:1], learner.model.log_probs(samples[:1]))
     if full:
-        with (
-            pytest.raises(BadInput, match="visual") as error,
-            trainer(policy=policy(full=True), adapter=published),
-        ):
+        whole = policy(full=True)
+        with pytest.raises(BadInput, match="visual") as error, trainer(policy=whole, adapter=published):
             pass
         assert "freeze_vision_tower" in str(error.value.fix)
 
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_bfloat16_model_is_published_in_its_own_bytes(stage: int, tmp_path: Path):
-    settings = policy("qwen3_vl", full=True, dtype="bfloat16")
-    learner = LEARNER.model_copy(update={"lr": 1e-3, "zero_stage": stage})
-    with trainer("qwen3_vl", policy=settings, learner=learner) as trained:
-        trained.update(batch(4, "qwen3_vl"), "sft")
+    settings = policy(full=True, dtype="bfloat16")
+    learner = learner_with(lr=1e-3, zero_stage=stage)
+    with trainer(policy=settings, learner=learner) as trained:
+        trained.update(batch(4), "sft")
         version, masters = trained.served(), trained.adapter()
-        count = sum(a.size for a in masters.tensors.values())
-        assert version.nbytes == 2 * count == masters.nbytes // 2
-        for name, values in masters.tensors.items():  # rounded once, as torch rounds
-            assert np.array_equal(
-                to_float32(version.tensors[name]), torch.from_numpy(values).bfloat16().float().numpy()
-            )
-            assert np.array_equal(to_bfloat16(values), version.tensors[name])
+    assert version.nbytes == 2 * sum(a.size for a in masters.tensors.values()) == masters.nbytes // 2
+    for name, values in masters.tensors.items():  # rounded once, as torch rounds
+        rounded = torch.from_numpy(values).bfloat16().float().numpy()
+        assert np.array_equal(to_float32(version.tensors[name]), rounded)
     save_adapter(version, tmp_path / "v1")
     loaded = load_adapter(tmp_path / "v1")
     assert loaded.sha256() == version.sha256()
-    merged = stock("qwen3_vl").bfloat16()
-    merge_into(merged, BaseWeights(), loaded)
-    weights = dict(merged.named_parameters())
-    assert all(
-        np.array_equal(to_float32(a), weights[n].detach().float().numpy()) for n, a in loaded.tensors.items()
-    )
-    # Infinite
-    broken = {n: np.full_like(a, 0x7F80) if n == "lm_head.weight" else a for n, a in loaded.tensors.items()}
+    model = stock().bfloat16()
+    merge_into(model, BaseWeights(), loaded)
+    for name, parameter in model.named_parameters():
+        assert np.array_equal(to_float32(loaded.tensors[name]), parameter.detach().float().numpy())
+    infinite = {n: np.full_like(a, 0x7F80) if n == "lm_head.weight" else a for n, a in loaded.tensors.items()}
     with pytest.raises(BadInput, match="not finite"):
-        merge_into(merged, BaseWeights(), replace(loaded, tensors=broken))
-    with trainer("qwen3_vl", policy=settings, learner=learner, adapter=loaded) as resumed:
+        merge_into(model, BaseWeights(), replace(loaded, tensors=infinite))
+    with trainer(policy=settings, learner=learner, adapter=loaded) as resumed:
         assert resumed.served().sha256() == version.sha256()
 
 
@@ -478,39 +415,21 @@ def test_gradient_checkpointing_changes_nothing_but_memory():
 
 def test_adapters_and_settings_that_do_not_fit_are_refused_before_training(tmp_path: Path):
     with trainer() as learner:
-        folder = learner.save(tmp_path)
+        adapter = load_adapter(learner.save(tmp_path))
         with pytest.raises(MissingFile):
             learner.restore(tmp_path / "checkpoints" / "step_00000009")
-    other = config.LoraConfig(rank=2, alpha=8)
-    with (
-        pytest.raises(BadInput, match=r"set policy\.lora\.rank=4"),
-        trainer(policy=policy(lora=other), adapter=load_adapter(folder)),
+    (tmp_path / "ds.json").write_text('{"optimizer": {"type": "Adam"}}')
+    other = policy(lora=config.LoraConfig(rank=2, alpha=8))
+    for error, words, settings in (
+        (BadInput, r"set policy\.lora\.rank=4", {"policy": other, "adapter": adapter}),
+        (BadInput, "another base model", {"family": "qwen2_5_vl", "adapter": adapter}),
+        (BadInput, r"policy\.full", {"policy": policy(full=True), "adapter": adapter}),
+        (BadConfig, "temperature", {"temperature": 0.0}),
+        (BadConfig, "decided by the learner", {"learner": learner_with(deepspeed=f"{tmp_path}/ds.json")}),
+        (MissingFile, "no file", {"learner": learner_with(deepspeed="nowhere.json")}),
     ):
-        pass
-    with (
-        pytest.raises(BadInput, match="another base model"),
-        trainer("qwen2_5_vl", adapter=load_adapter(folder)),
-    ):
-        pass
-    with (
-        pytest.raises(BadInput, match=r"policy\.full"),
-        trainer(policy=policy(full=True), adapter=load_adapter(folder)),
-    ):
-        pass
-    with pytest.raises(BadConfig, match="temperature"), trainer(temperature=0.0):
-        pass
-    merge = tmp_path / "ds.json"
-    merge.write_text('{"optimizer": {"type": "Adam"}}')
-    with (
-        pytest.raises(BadConfig, match="decided by the learner"),
-        trainer(learner=LEARNER.model_copy(update={"deepspeed": str(merge)})),
-    ):
-        pass
-    with (
-        pytest.raises(MissingFile, match="no file"),
-        trainer(learner=LEARNER.model_copy(update={"deepspeed": "nowhere.json"})),
-    ):
-        pass
+        with pytest.raises(error, match=words), trainer(**settings):
+            pass
 
 
 def test_the_learning_rate_warms_up_and_decays():

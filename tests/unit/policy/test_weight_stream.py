@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 from pixelis.errors import InfraFailure
 from pixelis.policy import weight_stream
 from pixelis.policy.adapters import Adapter
-from pixelis.policy.tensor_parts import FlatTensors
 from pixelis.policy.weight_stream import StreamPlace, WeightSender, receive, request
 
 HOST = "127.0.0.1"
@@ -122,25 +117,3 @@ def test_receivers_of_a_learner_that_is_gone_are_told() -> None:
         receive(gone)
     with pytest.raises(InfraFailure, match="cannot be reached"):
         request(gone.address, 1, "g", 2)
-
-
-@given(
-    st.dictionaries(
-        st.text("abc.", min_size=1),
-        arrays.arrays(
-            st.sampled_from([np.float32, np.uint16]), arrays.array_shapes(min_dims=0, max_dims=3, min_side=0)
-        ),
-    )
-)
-def test_flat_tensors_are_the_tensors(tensors: dict[str, np.ndarray]) -> None:
-    flat = FlatTensors.of(tensors)
-    for copy in (flat, pickle.loads(pickle.dumps(flat, protocol=5))):
-        assert copy.keys() == tensors.keys()
-        assert all(copy[n].dtype == a.dtype and copy[n].shape == a.shape for n, a in tensors.items())
-        assert all(copy[n].tobytes() == a.tobytes() for n, a in tensors.items())
-        assert (
-            sum(a.nbytes for a in tensors.values())
-            <= len(copy.data)
-            <= sum(a.nbytes + 64 for a in tensors.values())
-        )
-    assert FlatTensors.of(flat) is flat

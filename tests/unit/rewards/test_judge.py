@@ -80,15 +80,9 @@ def test_requests_to_busy_and_broken_servers_are_retried(server, judge):
 @pytest.mark.parametrize(
     "reply",
     [
-        *[
-            "1", "right", '{"score": 2, "why": ""}', '{"score": "1"}', '{"score": true}', '{"score": NaN}',
-            '{"why": "x"}', "[1]", "",
-        ],
-        *[
-            '{"score": 1, "why": "x", "more": 1}',
-            'Sure! {"score": 1, "why": "x"}',
-            '{"score": 0.5, "why": ""}',
-        ],
+        "", "1", "right", "[1]", '{"score": 2, "why": ""}', '{"score": "1"}', '{"score": true}', '{"score": NaN}',
+        '{"why": "x"}', '{"score": 1, "why": "x", "more": 1}', 'Sure! {"score": 1, "why": "x"}',
+        '{"score": 0.5, "why": ""}',
     ],
 )  # fmt: skip
 def test_invalid_verdicts_are_rejected(reply):
@@ -105,29 +99,33 @@ def test_invalid_completions_are_rejected(body):
         completion(body)
 
 
-def test_thoughts_and_fences_around_a_verdict_are_cut_off():
-    for text in (
-        verdict(1, "x"),
-        f"<think>hm</think>\n{verdict(1, 'x')}",
-        f"```json\n{verdict(1, 'x')}\n```",
-    ):
-        assert read_verdict(text) == (1.0, "x")
+@pytest.mark.parametrize("around", ["%s", "<think>hm</think>\n%s", "```json\n%s\n```"])
+def test_thoughts_and_fences_around_a_verdict_are_cut_off(around):
+    assert read_verdict(around % verdict(1, "x")) == (1.0, "x")
 
 
-def test_persistent_failures_have_a_code(server, judge):
-    assert code_of(judge("nonsense", tries=3)) == "judge_garbage"
-    assert len(server.requests) == 3
-    assert code_of(judge((500, {}), tries=2)) == "judge_error"
-    assert code_of(judge((429, {"Retry-After": "0"}), tries=2)) == "judge_busy"
-    server.requests.clear()
-    assert code_of(judge((401, {}), tries=5)) == "judge_refused"
-    assert len(server.requests) == 1
+@pytest.mark.parametrize(
+    ("replies", "tries", "code", "requests"),
+    [
+        (["nonsense"], 3, "judge_garbage", 3),
+        ([(500, {})], 2, "judge_error", 2),
+        ([(429, {"Retry-After": "0"})], 2, "judge_busy", 2),
+        ([(401, {})], 5, "judge_refused", 1),
+    ],
+)
+def test_persistent_failures_have_a_code_and_are_not_cached(replies, tries, code, requests, server, judge):
+    client = judge(*replies, tries=tries)
+    assert code_of(client) == code
+    assert len(server.requests) == requests
+    server.replies = [verdict(1)]
+    assert client.score("Which colour?", ["red"], "crimson") == 1.0
 
 
-def test_a_stalling_judge_times_out(server, judge):
+def test_a_judge_that_stalls_or_is_away_has_a_code(judge):
     started = time.monotonic()
     assert code_of(judge(30.0, timeout_s=0.3, tries=2)) == "judge_timeout"
     assert time.monotonic() - started < 10
+    assert code_of(judge(url="http://127.0.0.1:9/v1", tries=2)) == "judge_error"
 
 
 def test_no_redirect_is_followed_and_no_key_is_sent_without_one(server, judge, monkeypatch):
@@ -138,10 +136,6 @@ def test_no_redirect_is_followed_and_no_key_is_sent_without_one(server, judge, m
     elsewhere.close()
     assert elsewhere.requests == []
     assert "authorization" not in {name.lower() for name in server.headers[0]}
-
-
-def test_an_unreachable_server(judge):
-    assert code_of(judge(url="http://127.0.0.1:9/v1", tries=2)) == "judge_error"
 
 
 def test_verdicts_are_cached_in_memory_and_on_disk(server, judge, tmp_path):
@@ -157,39 +151,23 @@ def test_verdicts_are_cached_in_memory_and_on_disk(server, judge, tmp_path):
     assert other.score("?", ["red"], "crimson") == 0.0
 
 
-def test_a_failure_is_not_cached(server, judge):
-    client = judge("nonsense", verdict(1), tries=1)
-    assert code_of(client) == "judge_garbage"
-    assert client.score("Which colour?", ["red"], "crimson") == 1.0
-
-
 def test_a_group_is_judged_by_rule_first_and_each_answer_once(server, monkeypatch):
     monkeypatch.setenv(KEY, "sesame")
-    server.replies = [verdict(1)]
-    settings = RewardsConfig(judge={"url": server.url, "model": "tiny", "api_key_env": KEY})
-    services = Services(settings)
-    answers = ["Red", "crimson", "crimson", None, "x" * 1000]
-    scored = score_group(
-        group(*[episode(a) for a in answers], answers=["red"], scorer="judge"), settings, services=services
-    )
-    services.close()
+
+    def scored(*answers: str | None) -> list[tuple[float | None, str | None]]:
+        settings = RewardsConfig(judge={"url": server.url, "model": "tiny", "api_key_env": KEY, "tries": 2})
+        services = Services(settings)
+        row = group(*map(episode, answers), answers=["red"], scorer="judge")
+        trajectories = score_group(row, settings, services=services).trajectories
+        services.close()
+        return [(t.reward, t.unscored) for t in trajectories]
+
     # How long an answer may be is the preset's
-    assert [t.reward for t in scored.trajectories] == [1.0, 1.0, 1.0, 0.0, 1.0]
+    rewards = scored("Red", "crimson", "crimson", None, "x" * 1000)
+    assert rewards == [(1.0, None), (1.0, None), (1.0, None), (0.0, None), (1.0, None)]
     assert len(server.requests) == 2
-
-
-def test_an_unknown_verdict_is_unscored(server, monkeypatch):
-    monkeypatch.setenv(KEY, "sesame")
     server.replies = ["nonsense"]
-    settings = RewardsConfig(judge={"url": server.url, "model": "tiny", "api_key_env": KEY, "tries": 2})
-    services = Services(settings)
-    scored = score_group(
-        group(episode("red"), episode("crimson"), answers=["red"], scorer="judge"),
-        settings,
-        services=services,
-    )
-    services.close()
-    assert [(t.reward, t.unscored) for t in scored.trajectories] == [(1.0, None), (None, "judge_garbage")]
+    assert scored("red", "crimson") == [(1.0, None), (None, "judge_garbage")]
 
 
 def test_a_required_judge_without_settings_stops_the_run(monkeypatch):

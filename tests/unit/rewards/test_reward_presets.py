@@ -35,12 +35,8 @@ def said(answer: str | None, *calls: str, last: str | None = None, tokens: int =
 def rewards(preset: str | RewardsConfig, *trajectories: Trajectory, **question) -> list[float | None]:
     settings = preset if isinstance(preset, RewardsConfig) else RewardsConfig(preset=preset)
     row = Question(**{"id": "q", "question": "?", "answers": ["7"], **question})
-    return [
-        t.reward
-        for t in score_group(
-            Group(id="g", question=row, trajectories=list(trajectories)), settings
-        ).trajectories
-    ]
+    group = Group(id="g", question=row, trajectories=list(trajectories))
+    return [t.reward for t in score_group(group, settings).trajectories]
 
 
 RIGHT, WRONG = said("7"), said("1")
@@ -76,29 +72,22 @@ def test_accuracy_and_format(preset):
     assert rewards(preset, RIGHT, WRONG, BARE, said(None, last="words")) == [2.0, 1.0, 1.0, 0.0]
 
 
+TRUTH = "change_size(1, small) change_color(2, red)"
+HALF = "change_size(1, large) change_color(2, red)"
+SEQUENCE = {"scorer": "func_seq", "answers": [TRUTH]}
+
+
 def test_rr_trance():
-    truth = "change_size(1, small) change_color(2, red)"
-    answers = [
-        truth,
-        "change_size(1, large) change_color(2, red)",
-        "change_size(1, small) change_size(1, small)",
-        "none",
-    ]
-    actual = rewards("rr-trance", *[said(a) for a in answers], scorer="func_seq", answers=[truth])
+    answers = [TRUTH, HALF, "change_size(1, small) change_size(1, small)", "none"]
+    actual = rewards("rr-trance", *map(said, answers), **SEQUENCE)
     assert actual == pytest.approx([2.0, 1.75, 1.25, 1.0])
 
 
 def test_rr_caption():
-    truth = "change_size(1, small) change_color(2, red)"
-    half = "change_size(1, large) change_color(2, red)"
-    full = "<summary>s</summary><caption>c</caption>" + T + f"<answer>{truth}</answer>"
-    more = {"scorer": "func_seq", "answers": [truth]}
+    full = f"<summary>s</summary><caption>c</caption>{T}<answer>{TRUTH}</answer>"
     # The sequence counts in full only: one wrong value is .5, not .75.
-    assert rewards("rr-caption", said(truth, last=full), said(half, last=full), said(truth), **more) == [
-        2.0,
-        1.5,
-        1.0,
-    ]
+    episodes = [said(TRUTH, last=full), said(HALF, last=full), said(TRUTH)]
+    assert rewards("rr-caption", *episodes, **SEQUENCE) == [2.0, 1.5, 1.0]
 
 
 def test_rr_long():
@@ -111,11 +100,6 @@ def test_rr_long():
     group = Group(id="g", question=Question(id="q", question="?", answers=["7"]), trajectories=episodes)
     late = [[t.reward for t in grader.score(group, step=step).trajectories] for step in (799, 800)]
     assert late == [[2.0, 3.0], pytest.approx([2.025, 2.975])]
-
-
-def test_ttrl():
-    assert rewards("ttrl", said("3"), said("3"), RIGHT, said(None)) == [1.0, 1.0, 0.0, 0.0]
-    assert rewards("ttrl", said("3"), said("3"), RIGHT, answers=None) == [1.0, 1.0, 0.0]
 
 
 def test_mini_o3():
@@ -136,25 +120,15 @@ def test_mini_o3_leaves_out_episodes_over_a_limit():
 
 
 def test_deepeyes_paper():
-    broken = said("7", last="<think>" + T + A)
     # acc + format (0 or -1) + [acc > 0] * tool
-    assert rewards("deepeyes-paper", RIGHT, said("7", "ok"), said("1", "ok"), said("7", "error"), broken) == [
-        1,
-        2,
-        0,
-        1,
-        0,
-    ]
+    broken = said("7", last="<think>" + T + A)
+    episodes = [RIGHT, said("7", "ok"), said("1", "ok"), said("7", "error"), broken]
+    assert rewards("deepeyes-paper", *episodes) == [1, 2, 0, 1, 0]
 
 
 def test_deepeyes_repo():
-    episodes = [
-        RIGHT,
-        said("7", "ok"),
-        said("1", "ok"),
-        said("7", last="<think>" + T + A),
-        said("1", last="<think>"),
-    ]
+    broken = [said("7", last="<think>" + T + A), said("1", last="<think>")]
+    episodes = [RIGHT, said("7", "ok"), said("1", "ok"), *broken]
     assert rewards("deepeyes-repo", *episodes) == pytest.approx([0.8, 2.0, 0.0, 0.6, -0.2])
     # math: 1.2 * acc + 0.4 * format, one box after the thought, nothing else is an answer, no tool bonus
     boxed = said("7", "ok", last=T + r"\boxed{7}")
@@ -164,10 +138,8 @@ def test_deepeyes_repo():
 
 
 def test_easyr1():
-    boxed = said("7", last=T + r"so \boxed{7}")
-    assert rewards("easyr1-math", boxed, RIGHT, said("1", last=T + r"\boxed{1}")) == pytest.approx(
-        [1.0, 0.9, 0.1]
-    )
+    episodes = [said("7", last=T + r"so \boxed{7}"), RIGHT, said("1", last=T + r"\boxed{1}")]
+    assert rewards("easyr1-math", *episodes) == pytest.approx([1.0, 0.9, 0.1])
     assert rewards("easyr1-r1v", RIGHT, WRONG, BARE) == pytest.approx([1.0, 0.5, 0.5])
 
 
@@ -179,18 +151,9 @@ def test_easyr1_dapo():
 
 
 def test_pixelis_arms_add_penalties_to_raw_terms_until_statistics_are_known():
-    read = Turn(role="assistant", text=CALL, action=Action(op="read_text"))
-    sensible = said("7", "ok")
-    sensible = sensible.model_copy(
-        update={
-            "turns": [
-                *sensible.turns[:3],
-                read,
-                Turn(role="tool", observation=Observation(status="ok")),
-                *sensible.turns[3:],
-            ]
-        }
-    )
+    turns = said("7", "ok").turns
+    read = [Turn(role="assistant", text=CALL, action=Action(op="read_text")), turns[2]]
+    sensible = said("7").model_copy(update={"turns": [*turns[:3], *read, *turns[3:]]})
     # zoom -> read is a good pair, and so is a thought after reading: mean of 0.2 and 0.2
     episodes = [sensible, WRONG, said("7", "ok", "ok"), said(None)]
     # zoom -> zoom repeated: mean of -0.5 and -0.3; no answer costs 0.1
@@ -201,7 +164,7 @@ def test_pixelis_arms_add_penalties_to_raw_terms_until_statistics_are_known():
         assert rewards(preset, *episodes) == [None] * 4  # no embedder provides states
 
 
-# -- how a preset is resolved --------------------------------------------------------------------------------
+# -- how a preset is resolved
 
 
 @pytest.mark.parametrize("name", sorted(REWARD_PRESETS))
@@ -215,54 +178,37 @@ def test_every_preset_resolves_and_comes_back_equal(name):
 
 
 def test_explicit_keys_win_over_the_preset_in_any_order():
-    for overrides in (
-        ["rewards.preset=pr-paper", "rewards.curiosity.alpha=2"],
-        ["rewards.curiosity.alpha=2", "rewards.preset=pr-paper"],
-    ):
-        resolved = config.load(None, [*overrides, "rewards.weights.format=0.25"]).rewards
+    keys = ["rewards.preset=pr-paper", "rewards.curiosity.alpha=2", "rewards.weights.format=0.25"]
+    for overrides in (keys, keys[::-1]):
+        resolved = config.load(None, overrides).rewards
         assert (resolved.curiosity.alpha, resolved.curiosity.beta) == (2.0, 0.05)
-        assert (resolved.weights.format, resolved.weights.curiosity_bonus, resolved.weights.curiosity) == (
-            0.25,
-            1.0,
-            0.0,
-        )
+        weights = resolved.weights
+        assert (weights.format, weights.curiosity_bonus, weights.curiosity) == (0.25, 1.0, 0.0)
 
 
 def test_a_preset_replaces_the_weights_of_the_files_below_it(tmp_path: Path):
-    (tmp_path / "base.yaml").write_text(
-        "rewards: {weights: {accuracy: 1, curiosity: 1}, cpus: 0.5, own: [a.b:c]}\n"
-    )
+    (tmp_path / "base.yaml").write_text("rewards: {weights: {curiosity: 1}, cpus: 0.5, own: [a.b:c]}\n")
     (tmp_path / "top.yaml").write_text("extends: base.yaml\nrewards: {preset: r1v, weights: {format: 0.5}}\n")
-    for resolved in (
-        config.load(tmp_path / "top.yaml"),
-        config.load(tmp_path / "base.yaml", ["rewards.preset=r1v"]),
-    ):
+    top = config.load(tmp_path / "top.yaml")
+    for resolved in (top, config.load(tmp_path / "base.yaml", ["rewards.preset=r1v"])):
         assert resolved.rewards.weights.curiosity == 0.0
         assert (resolved.rewards.cpus, resolved.rewards.own) == (0.5, {})
-    assert config.load(tmp_path / "top.yaml").rewards.weights.format == 0.5
-    nano = config.load("configs/nano/rft.yaml", ["rewards.preset=pr-repo"]).rewards.weights
-    assert (nano.curiosity, nano.format, nano.curiosity_bonus) == (0.0, 0.0, 1.0)
+    assert top.rewards.weights.format == 0.5
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("overrides", "message"),
     [
-        ("rewards.preset=pr-papr", "did you mean `pr-paper`"),
-        ("rewards.preset=zzz", "one of pr-paper"),
-        ("rewards.own=[sin]", "package.module:function"),
-        ("rewards.normalise.terms=[accurcy]", "did you mean `accuracy`"),
-        ("rewards.normalise.terms=[tool_misuse]", "must not be normalised"),
-        ("rewards.overlong.buffer=99999", "above max_tokens"),
-        ("rewards.weights.acuracy=1", "did you mean `rewards.weights.accuracy`"),
+        (["rewards.preset=pr-papr"], "did you mean `pr-paper`"),
+        (["rewards.preset=zzz"], "one of pr-paper"),
+        (["rewards.own=[sin]"], "package.module:function"),
+        (["rewards.normalise.terms=[accurcy]"], "did you mean `accuracy`"),
+        (["rewards.normalise.terms=[tool_misuse]"], "must not be normalised"),
+        (["rewards.overlong.buffer=99999"], "above max_tokens"),
+        (["rewards.preset=pixelis", "rewards.workers=2"], "workers=1"),  # running state lives in one scorer
     ],
 )
-def test_mistakes_are_named(override, message):
+def test_mistakes_are_named(overrides, message):
     with pytest.raises(BadConfig) as caught:
-        config.load(None, [override])
+        config.load(None, overrides)
     assert message in str(caught.value)
-
-
-def test_running_state_lives_in_one_scorer():
-    with pytest.raises(BadConfig, match="workers=1"):
-        config.load(None, ["rewards.preset=pixelis", "rewards.workers=2"])
-    assert config.load(None, ["rewards.preset=pr-paper", "rewards.workers=2"]).rewards.workers == 2

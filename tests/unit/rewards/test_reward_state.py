@@ -15,18 +15,17 @@ from test_rewards import chain
 from pixelis import config
 from pixelis.config import RewardsConfig
 from pixelis.errors import BadInput, DataFailure
-from pixelis.records import Action, Question, Trajectory
+from pixelis.records import Action, Trajectory
 from pixelis.rewards import dynamics as dynamics_module
 from pixelis.rewards.curriculum import Curriculum
 from pixelis.rewards.dynamics import Dynamics
 from pixelis.rewards.grader import Grader
 from pixelis.rewards.normalise import Normaliser
 
-SIZE = 8
-"""Numbers of a state."""
+SIZE = 8  # numbers of a state
 
 
-# -- running statistics --------------------------------------------------------------------------------------
+# -- running statistics
 
 
 @given(st.lists(st.floats(-100, 100), min_size=10, max_size=60), st.floats(-100, 100))
@@ -56,18 +55,16 @@ def test_nothing_is_normalised_before_ten_values_nor_in_the_middle_of_a_step():
 def test_the_same_groups_give_the_same_statistics_in_any_order_and_once():
     rng = random.Random(0)
     groups = {f"g{i}": {"accuracy": [rng.random() for _ in range(8)]} for i in range(20)}
-    states = []
-    for order in (sorted(groups), sorted(groups, reverse=True)):
-        normaliser = Normaliser(["accuracy"])
+    first, second = Normaliser(["accuracy"]), Normaliser(["accuracy"])
+    for normaliser, order in ((first, sorted(groups)), (second, sorted(groups, reverse=True))):
         for name in [*order, *order[:5]]:
             normaliser.observe(name, groups[name])
         normaliser.commit()
-        states.append(normaliser.state_dict())
-    assert states[0] == states[1]
-    assert states[0]["accuracy"][0] == 160
+    assert first.state_dict() == second.state_dict()
+    assert first.state_dict()["accuracy"][0] == 160
 
 
-# -- curriculum ----------------------------------------------------------------------------------------------
+# -- curriculum
 
 QUICK = {"kind": "trigger", "window": 10, "check_every": 10, "min_samples": 100}
 
@@ -123,7 +120,7 @@ def test_the_schedule_by_step_has_its_weights_at_its_steps():
     assert curriculum.history == [(5000, "base"), (10_000, "coherence")]
 
 
-# -- dynamics ------------------------------------------------------------------------------------------------
+# -- dynamics
 
 
 def walk(seed: int, ops=("zoom_in", "read_text")) -> tuple[Trajectory, list[list[float]]]:
@@ -162,18 +159,15 @@ def test_learning_resumes_exactly_and_does_not_change_torchs_random_state():
 
     batches = [[walk(10 * i + j) for j in range(4)] for i in range(6)]
     torch.manual_seed(5)
-    whole, first = Dynamics(SIZE, seed=1), Dynamics(SIZE, seed=1)
+    whole, first, second = (Dynamics(SIZE, seed=1) for _ in range(3))
     for batch in batches:
         whole.update(batch)
     for batch in batches[:3]:
         first.update(batch)
-    second = Dynamics(SIZE, seed=1)
     second.load_tensors(first.tensors())
     for batch in batches[3:]:
         second.update(batch)
-    assert all(
-        torch.equal(a, b) for a, b in zip(whole.tensors().values(), second.tensors().values(), strict=True)
-    )
+    assert all(map(torch.equal, whole.tensors().values(), second.tensors().values()))
     after = torch.rand(1)
     torch.manual_seed(5)
     assert torch.equal(after, torch.rand(1))
@@ -186,23 +180,20 @@ def test_states_of_another_shape_are_a_data_failure(states):
     assert caught.value.code == "bad_states"
 
 
-# -- the grader ----------------------------------------------------------------------------------------------
+# -- the grader
 
 PIXELIS = {"curriculum": {**QUICK, "check_every": 2, "window": 2, "min_samples": 8, "second_steps": 12}}
 
 
-def staged(step: int, number: int, right: bool = True):
+def staged(step: int, number: int):
     """A group of step ``step`` with states for each of its episodes."""
     name = f"s{step}-{number}"
     episodes = [walk(100 * step + 10 * number + j) for j in range(4)]
-    question = Question(id="q", question="?", answers=["7" if right else "8"])
     trajectories = [
         t.model_copy(update={"id": f"{name}-{j}", "group_id": name}) for j, (t, _) in enumerate(episodes)
     ]
-    staged_group = group(answers=["7"]).model_copy(
-        update={"id": name, "question": question, "trajectories": trajectories}
-    )
-    return staged_group, {t.id: states for t, (_, states) in zip(trajectories, episodes, strict=True)}
+    row = group().model_copy(update={"id": name, "trajectories": trajectories})
+    return row, {t.id: states for t, (_, states) in zip(trajectories, episodes, strict=True)}
 
 
 def play(grader: Grader, steps: range, order: int = 1) -> list:
@@ -231,15 +222,13 @@ def test_pixelis_from_end_to_end_and_exactly_resumed():
 
 
 def test_terms_are_logged_raw_and_weighted_as_z_scores():
-    settings = RewardsConfig(preset="pixelis-full")
-    grader = Grader(settings)
+    grader = Grader(RewardsConfig(preset="pixelis-full"))
     play(grader, range(3))
-    scored_group, states = staged(9, 0)
-    (trajectory, *_) = grader.score(scored_group, step=9, states=states).trajectories
+    row, states = staged(9, 0)
+    trajectory = grader.score(row, step=9, states=states).trajectories[0]
     for name, weight in (("accuracy", 1.0), ("coherence", 0.1), ("curiosity_dynamics", 0.05)):
-        assert trajectory.weighted[name] == pytest.approx(
-            weight * grader.normaliser(name, trajectory.rewards[name])
-        )
+        z = grader.normaliser(name, trajectory.rewards[name])
+        assert trajectory.weighted[name] == pytest.approx(weight * z)
     assert trajectory.weighted["tool_misuse"] == trajectory.rewards["tool_misuse"]
     assert trajectory.reward == pytest.approx(sum(trajectory.weighted.values()))
     assert grader.advance(9).metrics["normalise/accuracy_mean"] == 1.0
@@ -258,14 +247,12 @@ def test_evaluation_changes_no_state_and_missing_states_are_a_cause_only_with_a_
 
 
 def test_the_last_step_ends_its_phase_under_its_name():
-    settings = RewardsConfig(
-        preset="pixelis-steps", curriculum={"steps": [[0, 1, 0, 0], [1, 1, 0, 1], [2, 1, 1, 1]]}
-    )
+    steps = {"steps": [[0, 1, 0, 0], [1, 1, 0, 1], [2, 1, 1, 1]]}
+    settings = RewardsConfig(preset="pixelis-steps", curriculum=steps)
     grader = Grader(settings)
     boundaries = [grader.advance(step, is_last=step == 4).boundary for step in range(5)]
     assert boundaries == ["base", "coherence", None, None, "full"]
-    short = Grader(settings)
-    assert short.advance(0, is_last=True).boundary == "base"
+    assert Grader(settings).advance(0, is_last=True).boundary == "base"
     assert Grader(RewardsConfig()).advance(0, is_last=True).boundary is None
 
 

@@ -52,14 +52,12 @@ class RecordingServices:
 @pytest.mark.parametrize(
     ("answer", "truths", "score"),
     [
-        ("7", ["7"], 1.0),
         (" Seven\n Dwarfs ", ["seven dwarfs"], 1.0),
         ("STRASSE", ["Straße"], 1.0),
         ("cafe\u0301", ["café"], 1.0),
         ("1", ["7", "1"], 1.0),
         ("17", ["7"], 0.0),
         ("", ["7"], 0.0),
-        (None, ["7"], 0.0),
         (None, ["None"], 0.0),
     ],
 )
@@ -70,26 +68,18 @@ def test_exact(answer, truths, score):
 @pytest.mark.parametrize(
     ("text", "options", "choice"),
     [
-        ("B", (), "B"),
         (" b ", (), "B"),
         ("(c)", (), "C"),
-        ("B.", (), "B"),
         ("B: because", (), "B"),
         ("(B) a dog", (), "B"),
-        ("B. a dog", ABC, "B"),
-        ("a dog", ABC, "B"),
         ("  CAT ", ABC, "C"),
-        ("a red car", ABC, "A"),
         ("<answer>A</answer> no, <answer>C</answer>", (), "C"),
-        (r"so \boxed{B}", (), "B"),
         (r"\boxed{\text{x}} then \boxed{(D)}", (), "D"),
         ("I compared (A) with (B)", (), "B"),
-        ("The answer is C.", (), "C"),
         ("the answer is D", (), "D"),
         ("E", ABC, None),
         ("the answer is D", ABC, None),
         ("A cat", (), None),
-        ("it is a dog", (), None),
         ("", (), None),
         ("42", (), None),
     ],
@@ -99,13 +89,9 @@ def test_letter(text, options, choice):
 
 
 def test_mc_letter():
-    services = RecordingServices()
-    scorer = SCORERS["mc_letter"]
-    assert scorer(Case("b", ("B",)), services) == 1.0
-    assert scorer(Case("a dog", ("B",), options=ABC), services) == 1.0
+    services, scorer = RecordingServices(), SCORERS["mc_letter"]
     assert scorer(Case("(B)", ("a dog",), options=ABC), services) == 1.0
-    assert scorer(Case("A", ("B",)), services) == 0.0
-    assert scorer(Case(None, ("B",)), services) == 0.0
+    assert scorer(Case("A", ("B",)), services) == scorer(Case(None, ("B",)), services) == 0.0
     assert services.statuses == []
     assert scorer(Case("no idea at all", ("B",)), services) == 0.0
     assert services.statuses == ["parse_fail"]
@@ -114,17 +100,11 @@ def test_mc_letter():
     assert caught.value.code == "truth_unparsable"
 
 
-def test_options_come_from_the_row_or_the_text():
-    named = Question(id="q", question="?", meta={"options": {"A": "one", "B": "two"}})
-    assert case_of(named, "x", ["y"]).options == ("one", "two")
-    written = Question(id="q", question="Which?\nA. a dog\n(B) a cat\nC) a red car  ")
-    assert case_of(written, "x", ["y"]).options == ("a dog", "a cat", "a red car")
-    assert case_of(Question(id="q", question="How many?"), "x", ["y"]).options == ()
-
-
 @pytest.mark.parametrize(
     ("text", "options"),
     [
+        ("Which?\nA. a dog\n(B) a cat\nC) a red car  ", ("a dog", "a cat", "a red car")),
+        ("How many?", ()),
         ("Which animal?\nA. dog B. cat C. bird", ()),
         ("Which picture?\nA.\nB.\nC.\nD.", ()),
         ("E. coli is shown.\r\nWhich part?\r\nA. wall\r\nB. flagellum", ("wall", "flagellum")),
@@ -134,27 +114,22 @@ def test_options_come_from_the_row_or_the_text():
     ],
 )
 def test_options_are_the_lines_a_b_and_so_on_in_order(text, options):
-    assert case_of(Question(id="q", question=text), "x", ["y"]).options == options
-    if not options:
-        assert (
-            SCORERS["mc_letter"](case_of(Question(id="q", question=text), "C", ["C"]), RecordingServices())
-            == 1.0
-        )
+    case = case_of(Question(id="q", question=text), "C", ["C"])
+    assert case.options == options
+    assert options or SCORERS["mc_letter"](case, RecordingServices()) == 1.0
+    named = Question(id="q", question=text, meta={"options": {"A": "one", "B": "two"}})
+    assert case_of(named, "x", ["y"]).options == ("one", "two")
 
 
 @pytest.mark.parametrize(
     ("answer", "truth", "score"),
     [
-        ("100", "100", 1.0),
-        ("104", "100", 1.0),
         ("105", "100", 1.0),
         ("112.5", "100", 0.5),
         ("87.5", "100", 0.5),
         ("110", "100", 0.5 * (math.cos(math.pi / 3) + 1)),
         ("120", "100", 0.0),
-        ("121", "100", 0.0),
         ("-100", "100", 0.0),
-        ("0", "0", 1.0),
         ("0.05", "0", 1.0),
         ("0.125", "0", 0.5),
         ("0.3", "0", 0.0),
@@ -164,7 +139,6 @@ def test_options_are_the_lines_a_b_and_so_on_in_order(text, options):
         ("blue", "Blue", 1.0),
         ("blue", "12", 0.0),
         ("nan", "12", 0.0),
-        ("inf", "12", 0.0),
         ("12 apples", "12", 0.0),
         (None, "12", 0.0),
     ],
@@ -231,72 +205,42 @@ def test_partial(answer, score):
 
 
 @pytest.mark.parametrize(
-    ("answer", "truths", "score"),
+    ("scorer", "answer", "truths", "score"),
     [
-        ("hello", ["hello"], 1.0),
-        (" HELLO\n", ["hello"], 1.0),
-        ("hellp", ["hello"], 0.8),
-        ("help", ["hello"], 0.6),
-        ("hat", ["hello"], 0.0),
-        ("hellp", ["x", "hello", "help"], 0.8),
-        ("ab", ["a"], 0.5),
-        ("", ["hello"], 0.0),
-        (None, ["hello"], 0.0),
+        (anls, " HELLO\n", ["hello"], 1.0),
+        (anls, "hellp", ["x", "hello", "help"], 0.8),
+        (anls, "help", ["hello"], 0.6),
+        (anls, "hat", ["hello"], 0.0),
+        (anls, "ab", ["a"], 0.5),
+        (anls, None, ["hello"], 0.0),
+        (cer, "STOP", ["STOP"], 1.0),
+        (cer, "ST0P", ["STOP"], 0.75),
+        (cer, "stop", ["STOP"], 0.0),
+        (cer, "x" * 20, ["STOP"], 0.0),
+        (cer, None, [""], 0.0),
     ],
 )
-def test_anls(answer, truths, score):
-    assert anls(answer, truths) == pytest.approx(score)
-
-
-@pytest.mark.parametrize(
-    ("answer", "truth", "score"),
-    [
-        ("STOP", "STOP", 1.0),
-        ("ST0P", "STOP", 0.75),
-        ("stop", "STOP", 0.0),
-        ("x" * 20, "STOP", 0.0),
-        ("", "", 1.0),
-        (None, "", 0.0),
-    ],
-)
-def test_cer(answer, truth, score):
-    assert cer(answer, [truth]) == pytest.approx(score)
+def test_edit_distances(scorer, answer, truths, score):
+    assert scorer(answer, truths) == pytest.approx(score)
 
 
 def test_iou():
     services, scorer = RecordingServices(), SCORERS["iou"]
     assert scorer(Case("[0, 0, 2, 2]", ("[1, 1, 3, 3]",)), services) == pytest.approx(1 / 7)
     assert scorer(Case("[0, 0, 2, 2]", ("[5, 5, 6, 6]", "[0,0,2,2]")), services) == 1.0
-    assert scorer(Case("[0, 0, 1, 1]", ("[2, 2, 3, 3]",)), services) == 0.0
     assert services.statuses == []
-    for nonsense in (
-        "here",
-        "[1, 2, 3]",
-        "[3, 3, 1, 1]",
-        "[0, 0, NaN, 1]",
-        "[0, 0, true, 1]",
-        '["0", 0, 1, 1]',
-        "[" * 100_000,
-    ):
-        assert scorer(Case(nonsense, ("[0, 0, 1, 1]",)), services) == 0.0
-    assert len(services.statuses) == 7
+    nonsense = ("here", "[1, 2, 3]", "[3, 3, 1, 1]", "[0, 0, NaN, 1]", "[0, 0, true, 1]", "[" * 100_000)
+    assert [scorer(Case(text, ("[0, 0, 1, 1]",)), services) for text in nonsense] == [0.0] * 6
+    assert services.statuses == ["parse_fail"] * 6
     with pytest.raises(DataFailure):
         scorer(Case("[0, 0, 1, 1]", ("the door",)), services)
 
 
 def test_math_is_called_only_for_different_text():
     services = RecordingServices(verdict=1.0)
-    assert SCORERS["math"](Case(" 1/2", ("1/2",)), services) == 1.0
-    assert (
-        SCORERS["math"](Case(None, ("1/2",)), services)
-        == SCORERS["math"](Case("  ", ("1/2",)), services)
-        == 0.0
-    )
-    assert services.calls == []
-    assert SCORERS["math"](Case("0.5", ("1/2",)), services) == 1.0  # quantities need no process
-    assert SCORERS["math"](Case("4", ("1/2", "3")), services) == 0.0
-    assert services.calls == []
-    assert SCORERS["math"](Case("x", ("1/2",)), services) == 0.0  # text and a number need none either
+    # Equal text, quantities, and text beside a number need no process
+    rows = [(" 1/2", 1.0), (None, 0.0), ("  ", 0.0), ("0.5", 1.0), ("4", 0.0), ("x", 0.0)]
+    assert [SCORERS["math"](Case(answer, ("1/2",)), services) for answer, _ in rows] == [s for _, s in rows]
     assert services.calls == []
     assert SCORERS["math"](Case("x+1", ("1+x",)), services) == 1.0
     assert services.calls == ["math"]

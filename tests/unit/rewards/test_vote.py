@@ -17,127 +17,85 @@ from pixelis.records import Group, ImageView, Question, StopReason, Trajectory, 
 from pixelis.rewards.vote import TIE, majority
 
 
-def group(answers: list[str | None], truths: list[str] | None = None) -> Group:
-    question = Question(id="q1", question="which digit?", answers=truths, meta={"truth": truths})
-    trajectories = [
-        Trajectory(
-            id=f"t{i}",
-            question_id="q1",
-            group_id="g1",
-            images=[
-                ImageView(id="img0", uri="data:image/png;base64,AAAA"),
-                ImageView(id="obs1", parent="img0"),
-            ],
-            turns=[
-                Turn(role="user", tokens=[1, 2]),
-                Turn(
-                    role="assistant",
-                    text=f"<answer>{answer}</answer>",
-                    tokens=[3, 4, 5],
-                    log_probs=[-0.1, -0.2, -0.3 - i / 10],
-                ),
-            ],
-            answer=answer,
-            stop_reason=StopReason.ANSWER if answer is not None else StopReason.LENGTH,
-            policy_version=3,
-            rewards={"accuracy": 1.0},
-            reward=9.0,
-            advantage=4.0,
-        )
-        for i, answer in enumerate(answers)
-    ]
-    return Group(id="g1", question=question, trajectories=trajectories, policy_version=3)
+def served(*answers: str | None, **question) -> Group:
+    """A group whose samples differ in their answers and in a log-probability."""
+    trajectories = []
+    for i, answer in enumerate(answers):
+        said = f"<answer>{answer}</answer>"
+        log_probs = [-0.1, -0.2, -0.3 - i / 10]
+        turns = [
+            Turn(role="user", tokens=[1, 2]),
+            Turn(role="assistant", text=said, tokens=[3, 4, 5], log_probs=log_probs),
+        ]
+        stop = StopReason.ANSWER if answer is not None else StopReason.LENGTH
+        trajectories.append(
+            Trajectory(
+                id=f"t{i}", question_id="q1", group_id="g1", turns=turns, answer=answer, stop_reason=stop,
+                images=[ImageView(id="img0", uri="data:image/png;base64,AAAA")], policy_version=3,
+                rewards={"accuracy": 1.0}, reward=9.0, advantage=4.0,
+            )
+        )  # fmt: skip
+    row = Question(id="q1", question="which digit?", **question)
+    return Group(id="g1", question=row, trajectories=trajectories, policy_version=3)
 
 
-def test_majority_counts_every_sample_in_the_denominator() -> None:
-    verdict = majority(["7", "7", "8", None])
-    assert (verdict.answer, verdict.confidence, verdict.reason) == ("7", 0.5, "")
-    assert [v.answer for v in verdict.votes] == ["7", "7", "8", None]
-    assert majority(["a"] * 4 + ["b", "c"]).confidence == pytest.approx(0.667, abs=1e-3)
+def task_of(group: Group, verdict: Verdict | None = None, gate: float = 0.6, **more) -> UpdateTask | None:
+    verdict = verdict or majority([t.answer for t in group.trajectories])
+    return make_task(group, verdict, EvolutionConfig(gate=gate), RewardsConfig(), **more)
 
 
-def test_answers_are_compared_canonically_and_spelled_as_first_given() -> None:
-    verdict = majority([" New  York", "new york", "Paris", "NEW YORK"])
-    assert (verdict.answer, verdict.confidence) == (" New  York", 0.75)
-
-
-def test_a_tie_reports_the_first_and_never_teaches() -> None:
-    verdict = majority(["8", "7", "7", "8"])
-    assert (verdict.answer, verdict.confidence, verdict.reason) == ("8", 0.5, TIE)
-    assert not gate(verdict, EvolutionConfig(gate=0.0))
-
-
-@pytest.mark.parametrize(("confidence", "opens"), [(0.8, True), (0.7, True), (0.69999, False), (0.6, False)])
-def test_the_gate_is_inclusive(confidence: float, opens: bool) -> None:
-    verdict = Verdict(answer="7", confidence=confidence, strategy="majority")
-    assert gate(verdict, EvolutionConfig(gate=0.7)) is opens
-    assert gate(verdict, EvolutionConfig(gate=0.7, enabled=False)) is False
+@pytest.mark.parametrize(
+    ("answers", "elected", "confidence", "reason"),
+    [
+        (["7", "7", "8", None], "7", 0.5, ""),
+        (["a"] * 4 + ["b", "c"], "a", pytest.approx(0.667, abs=1e-3), ""),
+        ([" New  York", "new york", "Paris", "NEW YORK"], " New  York", 0.75, ""),  # as first spelt
+        (["8", "7", "7", "8"], "8", 0.5, TIE),
+    ],
+)
+def test_the_majority_of_all_samples_is_elected(answers, elected, confidence, reason) -> None:
+    verdict = majority(answers)
+    assert (verdict.answer, verdict.confidence, verdict.reason) == (elected, confidence, reason)
+    assert [v.answer for v in verdict.votes] == answers
+    assert gate(verdict, EvolutionConfig(gate=0.0)) is (reason == "")
+    assert gate(verdict, EvolutionConfig(gate=0.0, enabled=False)) is False
 
 
 def test_a_task_scores_each_sample_by_its_own_answer() -> None:
-    served = group(["7", "7", " 7", "7", "8", None])
-    task = make_task(
-        served,
-        majority([t.answer for t in served.trajectories]),
-        EvolutionConfig(gate=0.6),
-        RewardsConfig(),
-        now=12.0,
-    )
+    group = served("7", "7", " 7", "7", "8", None)
+    task = task_of(group, now=12.0)
     assert [t.rewards["accuracy"] for t in task.trajectories] == [1, 1, 1, 1, 0, 0]
     assert [t.reward for t in task.trajectories] == [1, 1, 1, 1, 0, 0]
     assert (task.pseudo_label, task.confidence, task.created_at) == ("7", pytest.approx(4 / 6), 12.0)
     # The caller's picture does not travel k times
     assert all(t.images[0].uri == "" for t in task.trajectories)
-    assert [t.token_ids() for t in task.trajectories] == [t.token_ids() for t in served.trajectories]
+    assert [t.token_ids() for t in task.trajectories] == [t.token_ids() for t in group.trajectories]
     assert UpdateTask.model_validate_json(task.model_dump_json()) == task
-
-
-def test_a_closed_gate_makes_no_task() -> None:
-    served = group(["7", "8", "9", "7"])
-    assert (
-        make_task(served, majority(["7", "8", "9", "7"]), EvolutionConfig(gate=0.7), RewardsConfig()) is None
-    )
+    assert task_of(group, gate=0.7) is None
 
 
 def test_options_are_part_of_the_question_not_of_its_truth() -> None:
-    served = group(["(B) 7", "B", "b.", "A"])
-    question = served.question.model_copy(
-        update={"scorer": "mc_letter", "meta": {"options": ["5", "7"], "truth": "A"}}
-    )
-    verdict = Verdict(answer="7", confidence=0.75, strategy="majority")
-    task = make_task(
-        served.model_copy(update={"question": question}), verdict, EvolutionConfig(), RewardsConfig()
-    )
+    meta = {"options": ["5", "7"], "truth": "A"}
+    group = served("(B) 7", "B", "b.", "A", scorer="mc_letter", meta=meta)
+    task = task_of(group, Verdict(answer="7", confidence=0.75, strategy="majority"))
     assert [t.reward for t in task.trajectories] == [1, 1, 1, 0]
 
 
 def test_relabel_scores_again_and_keeps_the_rest() -> None:
-    served = group(["7", "7", "7", "8"])
-    task = make_task(
-        served,
-        majority(["7", "7", "7", "8"]),
-        EvolutionConfig(),
-        RewardsConfig(),
-        now=1.0,
-        experience_id="exp_1",
-    )
-    assert task is not None
-    corrected = relabel(task, served.question, " 8", RewardsConfig())
+    group = served("7", "7", "7", "8")
+    task = task_of(group, now=1.0, experience_id="exp_1")
+    corrected = relabel(task, group.question, " 8", RewardsConfig())
     assert [t.reward for t in corrected.trajectories] == [0, 0, 0, 1]
     assert (corrected.id, corrected.pseudo_label, corrected.confidence) == (task.id, " 8", 0.75)
-    assert relabel(corrected, served.question, "7", RewardsConfig()) == task
+    assert relabel(corrected, group.question, "7", RewardsConfig()) == task
     with pytest.raises(BadInput, match="blank"):
-        relabel(task, served.question, "  ", RewardsConfig())
+        relabel(task, group.question, "  ", RewardsConfig())
 
 
 def test_a_task_becomes_the_learners_group() -> None:
-    served = group(["7", "7", "7", "8"])
-    task = make_task(served, majority(["7", "7", "7", "8"]), EvolutionConfig(), RewardsConfig())
-    assert task is not None
-    unit = as_group(task)
+    unit = as_group(task_of(served("7", "7", "7", "8", answers=["7"])))
     assert (unit.id, unit.policy_version, len(unit.trajectories)) == ("g1", 3, 4)
-    assert unit.question.answers is None
-    assert unit.question.media == []
+    assert (unit.question.answers, unit.question.media) == (None, [])
 
 
 @given(st.integers(1, 6), st.lists(st.one_of(st.booleans(), st.just("take")), max_size=40))

@@ -36,23 +36,28 @@ STRATEGIES = ["majority", "weighted", "confidence", "ensemble"]
 
 def neighbour(answer: str | None, similarity: float = 1.0, **changes: Any) -> Neighbour:
     reason, confidence = changes.pop("reason", ""), changes.pop("confidence", 1.0)
-    verdict = Verdict(answer=answer, confidence=confidence, strategy="majority", reason=reason)
     question = Question(id="old", question=" which  DIGIT? ", media=[Media(id="img0", uri="memory:img0")])
     fields = {
         "question": question,
         "trajectory": Trajectory(question_id="old"),
-        "verdict": verdict,
+        "verdict": Verdict(answer=answer, confidence=confidence, strategy="majority", reason=reason),
         "policy_version": 1,
+        "created_at": NOW,
+        "priority": 2.0,
     }
-    experience = Experience(**{**fields, "created_at": NOW, "priority": 2.0, **changes})
-    return Neighbour(experience=experience, similarity=similarity)
+    return Neighbour(experience=Experience(**{**fields, **changes}), similarity=similarity)
 
 
-# -- the pinned values ---------------------------------------------------------------------------------------
+def elect(*answered: Answered, strategy: str = "majority", memory=(), **config: Any) -> Verdict:
+    """The vote of samples and neighbours."""
+    return vote(samples(*answered), list(memory), voting(strategy, **config), QUESTION, NOW)
+
+
+# -- the pinned values
 
 
 def test_weighted_is_the_share_of_weight_times_the_agreement_factor() -> None:
-    verdict = vote(samples(("7", 0.9), ("7", 0.6), ("8", 0.5)), [], voting("weighted"), QUESTION, NOW)
+    verdict = elect(("7", 0.9), ("7", 0.6), ("8", 0.5), strategy="weighted")
     assert verdict.answer == "7"
     assert verdict.confidence == pytest.approx(1.5 / 2.0 * agreement_factor(2 / 3))
     assert verdict.answer_weights == {"7": pytest.approx(1.5), "8": pytest.approx(0.5)}
@@ -60,29 +65,28 @@ def test_weighted_is_the_share_of_weight_times_the_agreement_factor() -> None:
 
 @pytest.mark.parametrize(("best", "confidence"), [(0.8, 0.8), (0.5, 0.5), (0.4, 0.2)])
 def test_confidence_takes_the_best_vote_and_halves_a_weak_one(best: float, confidence: float) -> None:
-    verdict = vote(samples(("7", 0.3), ("7", 0.3), ("8", best)), [], voting("confidence"), QUESTION, NOW)
+    verdict = elect(("7", 0.3), ("7", 0.3), ("8", best), strategy="confidence")
     assert (verdict.answer, verdict.confidence) == ("8", pytest.approx(confidence))
 
 
 def test_an_ensemble_is_the_mean_and_a_fifth_more_when_unanimous() -> None:
-    united = vote(
-        samples(("7", 0.6), ("7", 0.5), ("7", 0.5), ("8", 0.2)), [], voting("ensemble"), QUESTION, NOW
-    )
+    united = elect(("7", 0.6), ("7", 0.5), ("7", 0.5), ("8", 0.2), strategy="ensemble")
     parts = [0.75, 1.6 / 1.8 * agreement_factor(0.75), 0.6]
     assert (united.answer, united.confidence) == ("7", pytest.approx(min(1.0, 1.2 * sum(parts) / 3)))
     assert united.strategies == {"majority": "7", "weighted": "7", "confidence": "7"}
-    split = vote(samples(("7", 0.5), ("7", 0.5), ("8", 0.9)), [], voting("ensemble"), QUESTION, NOW)
+    split = elect(("7", 0.5), ("7", 0.5), ("8", 0.9), strategy="ensemble")
     assert split.strategies == {"majority": "7", "weighted": "7", "confidence": "8"}
-    expected = ("7", pytest.approx((2 / 3 + 1 / 1.9 * agreement_factor(2 / 3) + 0.9) / 3))
-    assert (split.answer, split.confidence) == expected
+    mean = (2 / 3 + 1 / 1.9 * agreement_factor(2 / 3) + 0.9) / 3
+    assert (split.answer, split.confidence) == ("7", pytest.approx(mean))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_few_votes_give_the_own_answer_with_half_confidence(strategy: str) -> None:
-    verdict = vote(samples(("7", 0.8), ("8", 0.9)), [], voting(strategy), QUESTION, NOW)
+    verdict = elect(("7", 0.8), ("8", 0.9), strategy=strategy)
     assert (verdict.answer, verdict.self_answer, verdict.reason) == ("7", "7", INSUFFICIENT)
     assert verdict.confidence == pytest.approx(0.25 if strategy == "majority" else 0.4)
-    assert not gate(verdict, EvolutionConfig(gate=0.0))
+    for silent in (elect(strategy=strategy), elect((None, 0.9), ("  ", 0.9), strategy=strategy)):
+        assert (silent.answer, silent.confidence, silent.reason) == (None, 0.0, NO_ANSWER)
 
 
 def test_the_agreement_factor_rises_and_keeps_its_published_range() -> None:
@@ -94,31 +98,30 @@ def test_the_agreement_factor_rises_and_keeps_its_published_range() -> None:
     assert all(0.7 < value <= 1 for value in values[501:])
 
 
-# -- confidence of a sample ----------------------------------------------------------------------------------
+# -- confidence of a sample
 
 
 def test_self_confidence_is_of_the_answer_turn() -> None:
+    def last(log_prob: float) -> Trajectory:
+        turns = [Turn(role="assistant", tokens=[1], log_probs=[log_prob])]
+        return Trajectory(question_id="q", turns=turns)
+
     assert self_confidence(sample(("7", 0.8))) == pytest.approx(0.8)
-    assert self_confidence(sample(("7", 0.0))) == 0.0
-    assert self_confidence(Trajectory(question_id="q")) == 0.0
-    certain = Trajectory(question_id="q", turns=[Turn(role="assistant", tokens=[1], log_probs=[1e-7])])
-    assert self_confidence(certain) == 1.0  # rounding of the engine
-    broken = Trajectory(question_id="q", turns=[Turn(role="assistant", tokens=[1], log_probs=[math.nan])])
-    assert self_confidence(broken) == 0.0
+    assert self_confidence(sample(("7", 0.0))) == self_confidence(Trajectory(question_id="q")) == 0.0
+    assert self_confidence(last(1e-7)) == 1.0  # rounding of the engine
+    assert self_confidence(last(math.nan)) == 0.0
 
 
-def test_the_cold_start_answers_directly_and_never_teaches() -> None:
+def test_the_cold_start_answers_directly() -> None:
     verdict = direct([sample(("7", 0.8))])
     assert (verdict.answer, verdict.strategy, verdict.reason) == ("7", "direct", COLD_START)
     assert verdict.confidence == pytest.approx(0.8)
-    assert not gate(verdict, EvolutionConfig(gate=0.0))
-    silent = direct([sample((None, 0.8))])
-    assert (silent.answer, silent.confidence) == (None, 0.0)
+    assert direct([sample((None, 0.8))]).confidence == 0.0
     later = direct([sample((None, 0.8)), sample(("7", 0.6)), sample(("8", 0.9))])
     assert (later.answer, later.confidence, later.self_answer) == ("7", pytest.approx(0.6), None)
 
 
-# -- neighbours ----------------------------------------------------------------------------------------------
+# -- neighbours
 
 SOUND = Feedback(correct=True)
 WRONG = Feedback(correct=False)
@@ -155,82 +158,71 @@ def test_compatible_experiences_vote(other: Neighbour, votes: bool) -> None:
     assert verdict.neighbours == 1
 
 
-def test_the_weight_of_a_neighbour() -> None:
-    def weight(**values: Any) -> float:
-        return neighbour_weight(neighbour("7", **values), EvolutionConfig(), NOW)
-
-    assert weight() == pytest.approx(1.0)
-    assert weight(confidence=0.6) == pytest.approx(0.6)
-    assert weight(similarity=0.96) == pytest.approx(0.96)
-    assert weight(created_at=NOW - 24 * 3600) == pytest.approx(math.exp(-1))
-    assert weight(created_at=NOW + 500) == pytest.approx(1.0)
-    assert weight(priority=0.5) == pytest.approx(0.625)
-    assert weight(retrievals=4, successes=1) == pytest.approx(0.625)
-    assert weight(retrievals=4, successes=0) == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("values", "weight"),
+    [
+        ({}, 1.0),
+        ({"confidence": 0.6}, 0.6),
+        ({"similarity": 0.96}, 0.96),
+        ({"created_at": NOW - 24 * 3600}, math.exp(-1)),
+        ({"created_at": NOW + 500}, 1.0),
+        ({"priority": 0.5}, 0.625),
+        ({"retrievals": 4, "successes": 1}, 0.625),
+        ({"retrievals": 4, "successes": 0}, 0.5),
+    ],
+)
+def test_the_weight_of_a_neighbour(values: dict[str, Any], weight: float) -> None:
+    assert neighbour_weight(neighbour("7", **values), EvolutionConfig(), NOW) == pytest.approx(weight)
 
 
 def test_feedback_removes_a_vote_and_never_casts_one() -> None:
     """Whoever answers 8 to every experience gets no vote for 8."""
-    poisoned = [neighbour("7", feedback=[Feedback(correct=False, answer="8")]) for _ in range(5)]
-    verdict = vote(samples(*[("7", 0.9)] * 3, ("8", 0.9)), poisoned, voting(), QUESTION, NOW)
+    poisoned = [neighbour("7", feedback=[Feedback(correct=False, answer="8")])] * 5
+    verdict = elect(*[("7", 0.9)] * 3, ("8", 0.9), memory=poisoned)
     assert (verdict.answer, verdict.confidence, len(verdict.votes)) == ("7", 0.75, 4)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_neighbours_that_overrule_the_samples_never_teach(strategy: str) -> None:
-    trajectories, memory = samples(*[("7", 0.6)] * 3, (None, 0.9)), [neighbour("8") for _ in range(9)]
-    verdict = vote(trajectories, memory, voting(strategy), QUESTION, NOW)
+@pytest.mark.parametrize(
+    "answered",
+    [[*[("7", 0.6)] * 3, (None, 0.9)], [("7", 0.6), ("9", 0.6)], [(None, 0.9), (None, 0.9)]],
+    ids=["clear", "torn", "silent"],
+)
+def test_neighbours_that_overrule_the_samples_never_teach(answered: list[Answered], strategy: str) -> None:
+    verdict = elect(*answered, strategy=strategy, memory=[neighbour("8") for _ in range(9)])
     assert (verdict.answer, verdict.reason) == ("8", OVERRULED)
     assert not gate(verdict, EvolutionConfig(gate=0.0))
-    torn = vote(samples(("7", 0.6), ("9", 0.6)), memory, voting(strategy), QUESTION, NOW)
-    assert (torn.answer, torn.reason) == ("8", OVERRULED)
-    silent = vote(samples((None, 0.9), (None, 0.9)), memory, voting(strategy), QUESTION, NOW)
-    assert (silent.answer, silent.reason) == ("8", OVERRULED)
 
 
 def test_neighbours_support_doubt_and_break_a_tie() -> None:
-    trajectories = samples(*[("7", 0.9)] * 4, *[("8", 0.9)] * 2)
-    config = voting()
-    assert vote(trajectories, [neighbour("7")] * 2, config, QUESTION, NOW).confidence == 0.75
-    assert vote(trajectories, [neighbour("8")], config, QUESTION, NOW).confidence == pytest.approx(4 / 7)
-    tied = vote(samples(("8", 0.9), ("7", 0.9)), [neighbour("7")], config, QUESTION, NOW)
+    answered = [*[("7", 0.9)] * 4, *[("8", 0.9)] * 2]
+    assert elect(*answered, memory=[neighbour("7")] * 2).confidence == 0.75
+    assert elect(*answered, memory=[neighbour("8")]).confidence == pytest.approx(4 / 7)
+    tied = elect(("8", 0.9), ("7", 0.9), memory=[neighbour("7")])
     assert (tied.answer, tied.reason) == ("7", "")
 
 
-# -- verdicts ------------------------------------------------------------------------------------------------
+# -- verdicts
 
 
 def test_provenance_is_complete() -> None:
-    config = voting("weighted")
-    verdict = vote(
-        samples(("7", 0.9), ("8", 0.4), ("7", 0.8)),
-        [neighbour("7", 0.95), neighbour("7", 0.1)],
-        config,
-        QUESTION,
-        NOW,
-    )
+    memory = [neighbour("7", 0.95), neighbour("7", 0.1)]
+    verdict = elect(("7", 0.9), ("8", 0.4), ("7", 0.8), strategy="weighted", memory=memory)
     assert (verdict.self_answer, verdict.neighbours, verdict.strategy) == ("7", 2, "weighted")
     assert [v.source for v in verdict.votes] == ["sample"] * 3 + ["neighbour"]
     assert [v.id for v in verdict.votes[:3]] == ["t0", "t1", "t2"]
+    assert verdict.votes[3].id.startswith("exp_")
     assert [v.confidence for v in verdict.votes] == pytest.approx([0.9, 0.4, 0.8, 1.0])
     assert [v.weight for v in verdict.votes] == pytest.approx([0.9, 0.4, 0.8, 0.95])
     assert [v.similarity for v in verdict.votes] == [None, None, None, 0.95]
-    assert verdict.votes[3].id.startswith("exp_")
     assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
 
 
 def test_a_winner_below_the_abstain_share_is_no_answer() -> None:
-    trajectories = samples(("7", 0.9), ("7", 0.9), ("8", 0.9), ("9", 0.9), (None, 0.9))
-    assert vote(trajectories, [], voting(abstain=0.4), QUESTION, NOW).answer == "7"
-    verdict = vote(trajectories, [], voting(abstain=0.41), QUESTION, NOW)
+    answered = [("7", 0.9), ("7", 0.9), ("8", 0.9), ("9", 0.9), (None, 0.9)]
+    assert elect(*answered, abstain=0.4).answer == "7"
+    verdict = elect(*answered, abstain=0.41)
     assert (verdict.answer, verdict.confidence, verdict.reason) == (None, 0.0, ABSTAINED)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_no_answers(strategy: str) -> None:
-    for trajectories in ([], samples((None, 0.9), ("  ", 0.9))):
-        verdict = vote(trajectories, [], voting(strategy), QUESTION, NOW)
-        assert (verdict.answer, verdict.confidence, verdict.reason) == (None, 0.0, NO_ANSWER)
 
 
 ANSWERED = st.lists(

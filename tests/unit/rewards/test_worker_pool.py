@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,9 +16,8 @@ from scored_episodes import episode, group
 
 from pixelis.config import RewardsConfig
 from pixelis.errors import BadConfig, InfraFailure
-from pixelis.records import Question, StopReason, Turn
+from pixelis.records import Question, StopReason, Trajectory, Turn
 from pixelis.rewards import services as services_module
-from pixelis.rewards.scorers import Case, math_equal
 from pixelis.rewards.services import Services
 from pixelis.rewards.terms import reward_metrics, score_group
 from pixelis.rewards.worker_pool import WorkerPool
@@ -27,7 +27,7 @@ TIMEOUT_S = 3.0
 MOMENT_S = 10.0
 """Spare time on a busy machine."""
 ENDLESS = "$9^{9^{9^{9}}}$"
-"""A formula that holds the interpreter until memory or time runs out."""
+# A formula that holds the interpreter until memory or time runs out.
 
 
 @pytest.fixture(scope="module")
@@ -60,56 +60,29 @@ def own(monkeypatch):
         services.close()
 
 
-@pytest.mark.parametrize(
-    ("answer", "truth", "score"),
-    [
-        ("0.5", r"\frac{1}{2}", 1.0),
-        (r"\boxed{12}", "12", 1.0),
-        ("1+x", "x+1", 1.0),
-        (r"\sqrt{2}", "1.41421356", 1.0),
-        ("4", "5", 0.0),
-        ("", "5", 0.0),
-        (r"\frac{1}{", "5", 0.0),
-        ("words, many words", "5", 0.0),
-        ("7" * 50, "5", 0.0),
-    ],
-)
-def test_formulas(services, answer, truth, score):
-    assert math_equal(Case(answer, (truth,)), services) == score
-    assert math_equal(Case(answer, ("17", truth)), services) == score
+def score(services: Services, settings: RewardsConfig, *answers: str, **row) -> list[Trajectory]:
+    return score_group(group(*map(episode, answers), **row), settings, services=services).trajectories
 
 
 @pytest.mark.slow
 def test_an_endless_formula_costs_its_sample_and_its_process_is_replaced(hasty):
     assert [hasty.math("0.5", ["1/2"]) for _ in range(2)] == [1.0, 1.0]  # both have started
+    answers = ["0.5", ENDLESS, "0.5", r"$\frac{1}{2}$", "3"]
     started = time.monotonic()
-    assert hasty.math(ENDLESS, ["2"]) == 0.0
+    scored = score(hasty, RewardsConfig(), *answers, answers=["1/2"], scorer="math")
     assert time.monotonic() - started < TIMEOUT_S + 2 * MOMENT_S
+    assert [(t.reward, t.unscored) for t in scored] == [(value, None) for value in (1.0, 0.0, 1.0, 1.0, 0.0)]
     assert hasty.counts["math_timeout"] + hasty.counts["math_out_of_memory"] == 1
     assert hasty.math("0.5", ["1/2"]) == 1.0
     assert hasty.math_workers._idle.qsize() == hasty.math_workers.size
 
 
 @pytest.mark.slow
-def test_a_formula_in_a_group_is_scored_beside_the_others_and_once(hasty):
-    answers = ["0.5", ENDLESS, "0.5", r"$\frac{1}{2}$", "3", "0.5"]
-    scored = score_group(
-        group(*[episode(a) for a in answers], answers=["1/2"], scorer="math"), RewardsConfig(), services=hasty
-    )
-    assert [t.reward for t in scored.trajectories] == [1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
-    assert all(t.unscored is None for t in scored.trajectories)
-
-
-@pytest.mark.slow
 def test_a_truth_that_cannot_be_compared_leaves_every_answer_unscored(hasty):
-    (endless,) = score_group(
-        group(episode("x + 1"), answers=[ENDLESS], scorer="math"), RewardsConfig(), services=hasty
-    ).trajectories
-    assert (endless.reward, endless.unscored in ("timeout", "out_of_memory")) == (None, True)
-    (broken,) = score_group(
-        group(episode("x + 1"), answers=[r"x+\frac{1}{"], scorer="math"), RewardsConfig(), services=hasty
-    ).trajectories
-    assert (broken.reward, broken.unscored) == (None, "truth_unparsable")
+    for truth, causes in ((ENDLESS, ("timeout", "out_of_memory")), (r"x+\frac{1}{", ("truth_unparsable",))):
+        (lost,) = score(hasty, RewardsConfig(), "x + 1", answers=[truth], scorer="math")
+        assert lost.reward is None
+        assert lost.unscored in causes
 
 
 @pytest.mark.slow
@@ -134,17 +107,15 @@ def test_a_right_answer_whose_process_is_killed_stays_right(monkeypatch):
         services.close()
 
 
-def test_workers_for_formulas_get_no_secrets(services, monkeypatch):
+def test_workers_for_formulas_get_no_secrets(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "secret")
-    with_secrets = Services(RewardsConfig())
-    try:
-        worker = with_secrets.math_workers._idle.get(timeout=60)
-        environment = Path(f"/proc/{worker.process.pid}/environ").read_bytes()
-        with_secrets.math_workers._idle.put(worker)
-        assert b"SOME_API_KEY" not in environment
-        assert b"PYTHONPATH=" in environment
-    finally:
-        with_secrets.close()
+    services = Services(RewardsConfig())
+    worker = services.math_workers._idle.get(timeout=60)
+    environment = Path(f"/proc/{worker.process.pid}/environ").read_bytes()
+    services.math_workers._idle.put(worker)
+    services.close()
+    assert b"SOME_API_KEY" not in environment
+    assert b"PYTHONPATH=" in environment
 
 
 def test_many_threads_share_the_workers_and_closing_ends_them(services):
@@ -194,7 +165,7 @@ def test_own_rewards_see_the_trajectory_the_row_and_the_step(own):
 
 def test_own_rewards_are_terms_with_weights(own):
     services, settings = own(own={"own_rewards:ranked": 0.5}, weights={"accuracy": 2.0}, timeout_s=60.0)
-    scored = score_group(group(episode("7"), episode("1")), settings, services=services).trajectories
+    scored = score(services, settings, "7", "1")
     assert [t.rewards["own_rewards:ranked"] for t in scored] == [0.5, 0.0]
     assert [t.weighted["own_rewards:ranked"] for t in scored] == [0.25, 0.0]
     assert [t.reward for t in scored] == [2.25, 0.0]
@@ -203,32 +174,23 @@ def test_own_rewards_are_terms_with_weights(own):
 @pytest.mark.slow
 def test_each_failure_of_an_own_reward_is_a_cause(own):
     services, settings = own(own={"own_rewards:by_answer": 1.0}, timeout_s=6.0)
-    kinds = ["fine", "hang", "crash", "exit", "raise", "nan", "inf", "length", "text", "none"]
-    scored = score_group(
-        group(*[episode(kind) for kind in kinds], answers=["fine"]), settings, services=services
-    ).trajectories
-    causes = [None, "timeout", "crashed", "raised", "raised", "not_finite", "not_finite", *["wrong_type"] * 3]
-    assert [t.unscored for t in scored] == [cause and f"own_reward:{cause}" for cause in causes]
+    causes = {
+        "fine": None, "hang": "timeout", "crash": "crashed", "exit": "raised", "raise": "raised",
+        "nan": "not_finite", "inf": "not_finite", "length": "wrong_type", "text": "wrong_type", "none": "wrong_type",
+    }  # fmt: skip
+    scored = score(services, settings, *causes, answers=["fine"])
+    expected = [cause and f"own_reward:{cause}" for cause in causes.values()]
+    assert [t.unscored for t in scored] == expected
     assert [t.reward for t in scored] == [2.0] + [None] * 9
-    assert services.counts == {
-        "own_reward:timeout": 1,
-        "own_reward:crashed": 1,
-        "own_reward:raised": 2,
-        "own_reward:not_finite": 2,
-        "own_reward:wrong_type": 3,
-    }
+    assert services.counts == Counter(expected[1:])
     assert services.own_workers._idle.qsize() == 2
 
 
 def test_an_own_reward_of_a_group_must_give_one_value_each(own):
     services, settings = own(own=["own_rewards:too_few"])
-    assert {
-        t.unscored
-        for t in score_group(group(episode("7"), episode("1")), settings, services=services).trajectories
-    } == {"own_reward:wrong_length"}
+    assert {t.unscored for t in score(services, settings, "7", "1")} == {"own_reward:wrong_length"}
     services, settings = own(own=["own_rewards:mostly"])
-    scored = score_group(group(episode("7"), episode("bad")), settings, services=services).trajectories
-    assert [t.unscored for t in scored] == [None, "own_reward:not_finite"]
+    assert [t.unscored for t in score(services, settings, "7", "bad")] == [None, "own_reward:not_finite"]
 
 
 @pytest.mark.parametrize(
@@ -278,18 +240,24 @@ def test_reward_functions_of_easyr1_in_a_file_return_numbers_or_dicts_one_by_one
     services, settings = own(weights={"accuracy": 0.0}, own=dict(zip(names, [1.0, 0.0, 2.0], strict=True)))
     services.check()
     assert list(services.takes_group.values()) == [True, False, False]
-    first, second = score_group(group(episode("7"), episode("8")), settings, services=services).trajectories
+    first, second = score(services, settings, "7", "8")
     assert (first.reward, second.reward) == (pytest.approx(1.5), pytest.approx(0.6))
     assert first.rewards[f"{names[0]}.accuracy"] == 1.0
     assert (second.rewards[f"{names[0]}.accuracy"], second.rewards[f"{names[0]}.format"]) == (0.0, 1.0)
     assert reward_metrics([group(first, second)])[f"reward/{names[0]}.accuracy"] == 0.5
-    broken = own(weights={"accuracy": 0.0}, own=[f"{path}:without"])
-    (lost,) = score_group(group(episode("7")), broken[1], services=broken[0]).trajectories
+    (lost,) = score(*own(weights={"accuracy": 0.0}, own=[f"{path}:without"]), "7")
     assert (lost.reward, lost.unscored) == (None, "own_reward:no_overall")
-    with pytest.raises(BadConfig, match="requires other"):
-        own(own=[f"{path}:needs_more"])[0].check()
-    with pytest.raises(BadConfig, match="missing"):
-        own(own=[f"{tmp_path}/none.py:missing"])[0].check()
+    for name, message in (
+        (f"{path}:needs_more", "requires other"),
+        (f"{tmp_path}/none.py:missing", "missing"),
+    ):
+        with pytest.raises(BadConfig, match=message):
+            own(own=[name])[0].check()
+
+
+def said(text: str) -> Trajectory:
+    turns = [Turn(role="assistant", text=text)]
+    return Trajectory(question_id="q", group_id="g", turns=turns, stop_reason=StopReason.NO_ACTION)
 
 
 def test_the_equality_and_the_extractor_may_be_functions_of_the_user(own, tmp_path):
@@ -297,13 +265,7 @@ def test_the_equality_and_the_extractor_may_be_functions_of_the_user(own, tmp_pa
     path.write_text(EASYR1)
     services, settings = own(preset="ttrl", scorer=f"{path}:equal", extractor=f"{path}:last_word")
     services.check()
-    texts = ["so it is x+1.", "maybe x+1", "it is y"]
-    episodes = [
-        episode(None, stop=StopReason.NO_ACTION).model_copy(
-            update={"turns": [Turn(role="assistant", text=text)]}
-        )
-        for text in texts
-    ]
+    episodes = [said(text) for text in ("so it is x+1.", "maybe x+1", "it is y")]
     scored = score_group(group(*episodes, answers=["x +1"]), settings, services=services).trajectories
     assert [t.rewards["majority_vote"] for t in scored] == [1.0, 1.0, 0.0]
     assert [t.rewards["accuracy"] for t in scored] == [1.0, 1.0, 0.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,13 +38,6 @@ class RecordingMemory:
         return after_reply.as_experience(id, some_answer(), AgentQuery("which?", [], 1, SamplingParams()))
 
 
-class RecordingRetrieval:
-    """The parts of Retrieval that AfterReply uses."""
-
-    def __init__(self) -> None:
-        self.memory, self.writes = RecordingMemory(), True
-
-
 class SilentEvolution:
     """An Evolution actor that never answers."""
 
@@ -54,84 +48,86 @@ class SilentEvolution:
         return asyncio.get_running_loop().create_future()
 
 
-def some_answer(views: Any = None) -> Answer:
+def some_answer(views: Any = None, confidence: float = 1.0) -> Answer:
     question = Question(id="q", question="which?", task="serve", split="serve")
-    winner = Trajectory(
-        id="t",
-        question_id="q",
-        group_id="g",
-        images=[ImageView(id="img0", source_size=(4, 4), view_size=(8, 8))],
-    )
-    return Answer(
-        Verdict(answer="7", confidence=1.0, strategy="majority"),
-        Group(id="g", question=question, trajectories=[winner]),
-        winner,
-        views,
-    )
+    images = [ImageView(id="img0", source_size=(4, 4), view_size=(8, 8))]
+    winner = Trajectory(id="t", question_id="q", group_id="g", images=images)
+    verdict = Verdict(answer="7", confidence=confidence, strategy="majority")
+    return Answer(verdict, Group(id="g", question=question, trajectories=[winner]), winner, views)
 
 
-def after_reply_of(counts: Counter[str]) -> tuple[AfterReply, RecordingMemory]:
+def after_reply_of(*overrides: str) -> tuple[AfterReply, RecordingMemory]:
     async def evolution() -> Any:
         return SilentEvolution()
 
-    retrieval: Any = RecordingRetrieval()
-    return AfterReply(load(None, []), retrieval, evolution, counts), retrieval.memory
+    memory = RecordingMemory()
+    retrieval: Any = SimpleNamespace(memory=memory, writes=True)
+    return AfterReply(load(None, list(overrides)), retrieval, evolution, Counter()), memory
+
+
+async def remember(after: AfterReply, answer: Answer, **options: Any) -> None:
+    query = AgentQuery("which?", [], 1, SamplingParams(), **options)
+    await after.remember(answer, query, Lookup(None, None, 0.0))
 
 
 def test_an_answer_whose_pictures_are_lost_is_stored_without_them() -> None:
-    async def run() -> tuple[RecordingMemory, Counter[str]]:
-        counts = Counter[str]()
-        after, memory = after_reply_of(counts)
+    after, memory = after_reply_of()
+
+    async def run() -> None:
         views = asyncio.get_running_loop().create_future()
         views.set_exception(RayError("the generator is gone"))
         answer = some_answer(GroupViews(views))
-        await after.remember(
-            answer, AgentQuery("which?", [], 1, SamplingParams(), learn=False), Lookup(None, None, 0.0)
-        )
+        await remember(after, answer, learn=False)
         assert (answer.remembered, answer.experience_id) == ("yes", memory.entries[0].experience.id)
         await after.drain(10)
-        return memory, counts
 
-    memory, counts = asyncio.run(run())
+    asyncio.run(run())
     assert [(entry.experience.verdict.answer, entry.pictures) for entry in memory.entries] == [("7", {})]
-    assert (counts["remembered"], counts["no_pictures"]) == (1, 1)
+    assert (after.counts["remembered"], after.counts["no_pictures"]) == (1, 1)
 
 
 def test_calls_to_an_evolution_that_does_not_answer_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(after_reply, "EVOLUTION_TIMEOUT_S", 0.05)
+    after, _ = after_reply_of()
 
-    async def run() -> Counter[str]:
-        counts = Counter[str]()
-        after, _ = after_reply_of(counts)
+    async def run() -> None:
         for _ in range(2):  # of one experience: neither stands in for the other
             await after.feedback("exp_1", Feedback(correct=True))
         assert len(after.background) == 2
         await after.drain(10)
         assert not after.background
-        return counts
 
-    assert asyncio.run(run())["feedback_sent_failed"] == 2
+    asyncio.run(run())
+    assert after.counts["feedback_sent_failed"] == 2
 
 
-def test_an_answer_that_is_skipped_for_a_full_queue_is_not_counted_as_an_update_that_evolution_skips() -> (
-    None
-):
-    async def run() -> Counter[str]:
-        counts = Counter[str]()
-        after, _ = after_reply_of(counts)
-        after.config = load(None, ["evolution.queue=1"])
+def test_an_answer_that_is_skipped_for_a_full_queue_is_not_counted_as_one_that_evolution_skips() -> None:
+    after, _ = after_reply_of("evolution.queue=1")
+
+    async def run() -> None:
         answers = [some_answer() for _ in range(2)]
-        query = AgentQuery("which?", [], 1, SamplingParams(), remember="later", learn=False)
         for answer in answers:
-            await after.remember(answer, query, Lookup(None, None, 0.0))
+            await remember(after, answer, remember="later", learn=False)
         assert [answer.remembered for answer in answers] == ["later", "queue full"]
         for task in after.background.values():
             task.cancel()
-        return counts
 
-    counts = asyncio.run(run())
-    assert counts["follow_skipped"] == 1
-    assert "skipped" not in counts, "in GET /v1/evolution it would hide Evolution's"
+    asyncio.run(run())
+    assert after.counts["follow_skipped"] == 1
+    assert "skipped" not in after.counts, "in GET /v1/evolution it would hide Evolution's"
+
+
+def test_votes_below_the_gate_are_counted_until_one_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(after_reply, "EVOLUTION_TIMEOUT_S", 0.05)
+    after, _ = after_reply_of()
+
+    async def run() -> None:
+        for confidence, gated in ((0.1, 1), (0.1, 2), (1.0, 0)):
+            await remember(after, some_answer(confidence=confidence), remember=False)
+            await after.drain(10)
+            assert after.gated_in_a_row == gated
+
+    asyncio.run(run())
 
 
 def test_few_searches_give_no_failure_rate() -> None:
@@ -164,22 +160,3 @@ def test_a_neighbours_similarity_is_a_cosine_whatever_the_metric(metric: Any) ->
             if metric != "manhattan"
             else -1 <= estimate <= cosine + 1e-6
         )
-
-
-def test_votes_below_the_gate_are_counted_until_one_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(after_reply, "EVOLUTION_TIMEOUT_S", 0.05)
-
-    async def run() -> list[int]:
-        after, _ = after_reply_of(Counter())
-        seen = []
-        for confidence in (0.1, 0.1, 1.0):
-            answer = some_answer()
-            answer.verdict.confidence = confidence
-            await after.remember(
-                answer, AgentQuery("which?", [], 1, SamplingParams(), remember=False), Lookup(None, None, 0.0)
-            )
-            await after.drain(10)
-            seen.append(after.gated_in_a_row)
-        return seen
-
-    assert asyncio.run(run()) == [1, 2, 0]

@@ -22,24 +22,16 @@ QUESTION = Question(id="q", question="Which digit?", task="serve", split="serve"
 
 
 def sample(answer: str) -> Trajectory:
-    turn = Turn(
-        role="assistant", text=f"<answer>{answer}</answer>", tokens=[1, 2, 3], log_probs=[-0.1, -0.2, -0.3]
-    )
-    return Trajectory(
-        question_id="q", group_id="g", turns=[turn], answer=answer, stop_reason=StopReason.ANSWER
-    )
+    text, log_probs = f"<answer>{answer}</answer>", [-0.1, -0.2, -0.3]
+    turn = Turn(role="assistant", text=text, tokens=[1, 2, 3], log_probs=log_probs)
+    asked = {"question_id": "q", "group_id": "g", "stop_reason": StopReason.ANSWER}
+    return Trajectory(turns=[turn], answer=answer, **asked)
 
 
 def neighbour(answer: str, number: int) -> Neighbour:
     verdict = Verdict(answer=answer, confidence=1.0, strategy="majority")
-    experience = Experience(
-        id=f"exp_{number}",
-        question=QUESTION,
-        trajectory=sample(answer),
-        verdict=verdict,
-        policy_version=0,
-        created_at=time.time(),
-    )
+    made = {"question": QUESTION, "trajectory": sample(answer), "verdict": verdict, "policy_version": 0}
+    experience = Experience(id=f"exp_{number}", created_at=time.time(), **made)
     return Neighbour(experience=experience, similarity=1.0)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +22,6 @@ from pixelis.records import Exchange, Group
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer, Backends, Pictures
 from pixelis.serve.protocol.agent import AgentRequest
-from pixelis.serve.protocol.errors import parse_body
 from pixelis.serve.protocol.question import agent_query
 from pixelis.serve.responses import api_error
 
@@ -42,25 +40,13 @@ class Generators:
 
     async def episodes(self, request: RolloutRequest, stream: bool) -> Any:
         views = [pixels(image) for image in self.images]
-        episodes = [
-            await run_episode(
-                ScriptedSession(self.renderer, [line]),
-                self.renderer,
-                request.question,
-                self.images,
-                views,
-                None,
-                LIMITS,
-                request.sampling,
-                request.group_id,
-                0,
-            )
+        asked = request.question, self.images, views, None, LIMITS, request.sampling, request.group_id, 0
+        played = [
+            await run_episode(ScriptedSession(self.renderer, [line]), self.renderer, *asked)
             for line in self.lines
         ]
-        trajectories = [episode.trajectory for episode in episodes]
-        group = Group(
-            id=request.group_id, question=request.question, trajectories=trajectories, policy_version=0
-        )
+        trajectories = [episode.trajectory for episode in played]
+        group = Group(id=request.group_id, question=request.question, trajectories=trajectories)
         yield RolloutResult(group, SimpleNamespace())  # type: ignore[arg-type]
 
 
@@ -117,10 +103,8 @@ def test_a_picture_for_a_model_of_text_is_a_400() -> None:
 
 def test_a_temperature_that_no_engine_samples_at_is_raised() -> None:
     def temperature(sent: float | None, *options: str) -> float:
-        body = parse_body(
-            AgentRequest, json.dumps({"question": "Which digit?", "temperature": sent}).encode()
-        )
-        return agent_query(load(None, list(options)), body).sampling.temperature
+        request = AgentRequest(question="Which digit?", temperature=sent)
+        return agent_query(load(None, list(options)), request).sampling.temperature
 
     expected = [0, MIN_TEMPERATURE, MIN_TEMPERATURE, 0.5, 2]
     assert [temperature(sent) for sent in (0, 1e-38, 0.001, 0.5, 2)] == expected

@@ -3,95 +3,48 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from fastapi import FastAPI
-from fastapi.testclient import TestClient
+from gateways import client, state_of
 
-from pixelis.config import load
-from pixelis.serve.agent import Agent
-from pixelis.serve.gateway import create_app
-from pixelis.serve.keys import digest
-from pixelis.serve.state import GatewayState
-
-BODIES = {
-    "/v1/chat/completions": ("ChatRequest", "ChatCompletion"),
-    "/v1/responses": ("ResponsesRequest", "ResponseObject"),
-    "/v1/agent": ("AgentRequest", "AgentReply"),
-    "/v1/feedback": ("FeedbackRequest", "FeedbackReply"),
-    "/v1/experiences/search": ("ExperienceSearch", "FoundExperiences"),
-    "/v1/evolution/pause": ("EmptyRequest", "EvolutionReply"),
-    "/v1/evolution/resume": ("EmptyRequest", "EvolutionReply"),
-    "/v1/evolution/promote": ("PromoteRequest", "EvolutionReply"),
-    "/v1/evolution/rollback": ("RollbackRequest", "EvolutionReply"),
-    "/v1/review/{id}": ("ReviewDecision", "DecisionReply"),
-}
-REPLIES = {
-    "/v1/responses/{id}": "ResponseObject",
-    "/v1/files": "FileList",
-    "/v1/files/{id}": "FileObject",
-    "/v1/experiences": "ExperienceList",
-    "/v1/experiences/{id}": "ExperienceReply",
-    "/v1/evolution": "EvolutionStatus",
-    "/v1/review": "ReviewList",
-    "/v1/review/{id}": "ReviewReply",
-    "/v1/models": "ModelList",
-    "/v1/models/{name}": "ModelCard",
-    "/healthz": "Health",
-}
-KEY = "a key"
-
-
-def client(*overrides: str, key: str | None = None) -> TestClient:
-    backends = SimpleNamespace(evolution=None)
-    agent = SimpleNamespace(backends=backends, memory=None, version=None, counts=Counter())
-    state = GatewayState(load(None, list(overrides)), cast(Agent, agent), digest(key) if key else None)
-    return TestClient(
-        create_app(state),
-        base_url="http://localhost",
-        headers={"Authorization": f"Bearer {key}"} if key else {},
-    )
-
-
-def schema_of(content: dict[str, Any]) -> str:
-    return content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+PATHS = {"/healthz", "/metrics", "/v1/agent", "/v1/chat/completions", "/v1/models", "/v1/models/{name}"}
+PATHS |= {"/v1/responses", "/v1/responses/{id}", "/v1/files", "/v1/files/{id}", "/v1/files/{id}/content"}
+PATHS |= {"/v1/experiences", "/v1/experiences/{id}", "/v1/experiences/search", "/v1/feedback"}
+PATHS |= {"/v1/evolution", "/v1/review", "/v1/review/{id}"}
+PATHS |= {f"/v1/evolution/{order}" for order in ("pause", "resume", "promote", "rollback")}
 
 
 def test_the_description_has_every_route_with_its_bodies() -> None:
     gateway = client()
     description = gateway.get("/openapi.json").json()
     paths, schemas = description["paths"], description["components"]["schemas"]
-    assert set(paths) == {*BODIES, *REPLIES, "/metrics", "/v1/files/{id}/content"}
+    assert set(paths) == PATHS
+
+    def schema_of(part: dict[str, Any]) -> str:
+        return part["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+
     assert "multipart/form-data" in paths["/v1/files"]["post"]["requestBody"]["content"]
-    for path, (request, reply) in BODIES.items():
-        operation = paths[path]["post"]
-        assert schema_of(operation["requestBody"]["content"]) == request
-        assert schema_of(operation["responses"]["200"]["content"]) == reply
-        assert schemas[request]["type"] == schemas[reply]["type"] == "object"
-    for path, reply in REPLIES.items():
-        assert schema_of(paths[path]["get"]["responses"]["200"]["content"]) == reply
-    assert schemas["ChatRequest"]["properties"]["messages"]["items"]["$ref"] == "#/components/schemas/Message"
-    for name in re.findall(r'"#/components/schemas/(\w+)"', gateway.get("/openapi.json").text):
-        assert name in schemas
     for path, methods in paths.items():
-        for operation in methods.values():
-            assert schema_of(operation["responses"]["default"]["content"]) == "ErrorResponse"
+        for method, operation in methods.items():
+            if path not in ("/metrics", "/v1/files/{id}/content"):
+                assert schemas[schema_of(operation["responses"]["200"])]["type"] == "object", path
+            if method == "post" and path != "/v1/files":
+                assert schemas[schema_of(operation["requestBody"])]["type"] == "object", path
+            assert schema_of(operation["responses"]["default"]) == "ErrorResponse"
             assert "422" not in operation["responses"]
             assert ("security" in operation) is (path != "/healthz")
             assert operation["description"]
+    assert schema_of(paths["/v1/chat/completions"]["post"]["requestBody"]) == "ChatRequest"
+    assert schemas["ChatRequest"]["properties"]["messages"]["items"]["$ref"] == "#/components/schemas/Message"
+    for name in re.findall(r'"#/components/schemas/(\w+)"', gateway.get("/openapi.json").text):
+        assert name in schemas
 
 
 def test_a_service_without_page_has_no_description_either() -> None:
     gateway = client("serve.page=false")
-    assert [gateway.get(path).status_code for path in ("/", "/docs", "/openapi.json", "/v1/models")] == [
-        404,
-        404,
-        404,
-        200,
-    ]
+    for path, status in (("/", 404), ("/docs", 404), ("/openapi.json", 404), ("/v1/models", 200)):
+        assert gateway.get(path).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -113,19 +66,34 @@ def test_validation_errors_have_openais_format(path: str, status: int, code: str
     assert (error["code"], error["param"]) == (code, param)
 
 
+def test_what_is_no_route_is_refused() -> None:
+    gateway = client()
+    for method, path, status in (
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/redoc", 404),
+        ("GET", "/v1/agent", 405),
+        ("GET", "/v1/models/other", 404),
+        ("POST", "/v1/evolution/erase", 404),
+    ):
+        reply = gateway.request(method, path)
+        assert (reply.status_code, set(reply.json())) == (status, {"error"})
+
+
 def test_a_request_is_refused_before_its_body_is_read() -> None:
     """Each check comes before the next: read-only mode or key, content type, room, rate, size, content."""
-    text = {"content": b"{", "headers": {"Content-Type": "text/plain"}}
-    json = {"content": b"{", "headers": {"Content-Type": "application/json"}}
-    keyed = client("serve.host=0.0.0.0", key=KEY)
-    assert keyed.post("/v1/agent", **text).json()["error"]["code"] == "content_type"  # type: ignore[arg-type]
+
+    def code(gateway: Any, path: str = "/v1/agent", type: str = "application/json", **body: Any) -> str:
+        body = body or {"content": b"{"}
+        return gateway.post(path, **body, headers={"Content-Type": type}).json()["error"]["code"]
+
+    keyed = client("serve.host=0.0.0.0", required="a key")
+    assert code(keyed, type="text/plain") == "content_type"
     keyed.headers.clear()
-    assert keyed.post("/v1/agent", **text).json()["error"]["code"] == "invalid_api_key"  # type: ignore[arg-type]
+    assert code(keyed, type="text/plain") == "invalid_api_key"
     limited = client("serve.per_minute=1", "serve.max_body_bytes=2000")
-    codes = [limited.post("/v1/agent", **json).json()["error"]["code"] for _ in range(2)]  # type: ignore[arg-type]
-    assert codes == ["invalid_json", "rate_limit_exceeded"]
-    cast(FastAPI, limited.app).state.gateway.admission.inside = 10**6
-    assert limited.post("/v1/agent", **json).json()["error"]["code"] == "overloaded"  # type: ignore[arg-type]
-    large = client("serve.max_body_bytes=2000").post("/v1/agent", json={"question": "q" * 2001})
-    assert large.json()["error"]["code"] == "body_too_large"
-    assert client("serve.read_only=true").post("/v1/feedback", **json).json()["error"]["code"] == "read_only"  # type: ignore[arg-type]
+    assert code(limited, type="application/json; charset=utf-8") == "invalid_json"
+    assert code(limited) == "rate_limit_exceeded"
+    state_of(limited).admission.inside = 10**6
+    assert code(limited) == "overloaded"
+    assert code(client("serve.max_body_bytes=2000"), json={"question": "q" * 2001}) == "body_too_large"
+    assert code(client("serve.read_only=true"), "/v1/feedback") == "read_only"

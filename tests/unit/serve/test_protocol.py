@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from pydantic import BaseModel
 
 from pixelis.config import load
 from pixelis.records import (
@@ -24,7 +25,7 @@ from pixelis.records import (
     Turn,
     Verdict,
 )
-from pixelis.serve.agent_types import Answer
+from pixelis.serve.agent_types import AgentQuery, Answer
 from pixelis.serve.protocol.agent import AgentRequest, without_tokens
 from pixelis.serve.protocol.errors import ApiError, parse_body
 from pixelis.serve.protocol.evolution import (
@@ -46,70 +47,76 @@ from pixelis.serve.protocol.question import (
 )
 from pixelis.serve.protocol.responses import ResponsesRequest
 
-PICTURE = "data:image/png;base64,AAAA"
-file = io.BytesIO()
-Image.new("RGB", (8, 8)).save(file, "PNG")
-PNG = file.getvalue()
-CLIP = "data:video/mp4;base64,AAAA"
+PICTURE, CLIP = "data:image/png;base64,AAAA", "data:video/mp4;base64,AAAA"
+TEXT, SHOWN = {"type": "text", "text": "which digit?"}, {"type": "image_url", "image_url": {"url": PICTURE}}
+VALID: dict[type[BaseModel], dict[str, Any]] = {
+    AgentRequest: {"question": "which digit?"},
+    ChatRequest: {"model": "pixelis-nano", "messages": [{"role": "user", "content": [TEXT, SHOWN]}]},
+    ResponsesRequest: {"model": "pixelis-nano", "input": "which digit?"},
+    FeedbackRequest: {"experience_id": "exp_1"},
+}
 
 
-def chat(**changes: Any) -> bytes:
-    parts = [
-        {"type": "text", "text": "which digit?"},
-        {"type": "image_url", "image_url": {"url": PICTURE, "detail": "high"}},
-    ]
-    return json.dumps(
-        {"model": "pixelis-nano", "messages": [{"role": "user", "content": parts}], **changes}
-    ).encode()
+def parsed(kind: type, **changes: Any) -> Any:
+    return parse_body(kind, json.dumps(VALID.get(kind, {}) | changes).encode())
 
 
-def refused(kind: type, body: bytes) -> ApiError:
+def chat(*messages: tuple[str, Any]) -> Conversation:
+    sent = [{"role": role, "content": content} for role, content in messages]
+    return parsed(ChatRequest, messages=sent).conversation()
+
+
+def query(*overrides: str, **changes: Any) -> AgentQuery:
+    return agent_query(load(None, list(overrides)), parsed(AgentRequest, **changes))
+
+
+def refusal(kind: type, body: bytes) -> ApiError:
+    def read() -> None:
+        request = parse_body(kind, body)
+        if hasattr(request, "conversation"):
+            request.conversation()
+
     with pytest.raises(ApiError) as caught:
-        parse_body(kind, body).conversation()
+        read()
     assert set(caught.value.body()["error"]) == {"message", "type", "code", "param"}
-    assert 400 <= caught.value.status < 500
     return caught.value
 
 
+# -- conversations -------------------------------------------------------------------------------------------
+
+
 def test_a_chat_request_is_a_question_and_pictures() -> None:
-    request = parse_body(ChatRequest, chat(user="someone", metadata={"a": "b"}, temperature=1, stream=None))
-    assert request.conversation() == Conversation("which digit?", [PICTURE])
-    bland = [
-        {"role": "system", "content": "You are a helpful, honest assistant."},
-        {"role": "user", "content": "which?"},
-    ]
-    assert parse_body(ChatRequest, chat(messages=bland)).conversation() == Conversation("which?")
-    system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "which?"}]
-    assert parse_body(ChatRequest, chat(messages=system)).conversation() == Conversation("Be brief.\nwhich?")
+    assert parsed(ChatRequest).conversation() == Conversation("which digit?", [PICTURE])
+    bland = ("system", "You are a helpful, honest assistant.")
+    assert chat(bland, ("user", "which?")) == Conversation("which?")
+    assert chat(("system", "Be brief."), ("user", "which?")) == Conversation("Be brief.\nwhich?")
+    assert parsed(AgentRequest, question=" q ", image=[PICTURE] * 2).conversation() == Conversation(
+        "q", [PICTURE, PICTURE]
+    )
 
 
 def test_earlier_messages_are_exchanges_with_their_pictures() -> None:
     other = "data:image/jpeg;base64,BBBB"
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {
-            "role": "user",
-            "content": [
-                {"type": "image_url", "image_url": {"url": PICTURE}},
-                {"type": "text", "text": "a frame?"},
-            ],
-        },
-        {"role": "assistant", "content": "yes"},
-        {"role": "user", "content": [{"type": "text", "text": "Look again."}]},
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": "which digit?"},
-                {"type": "image_url", "image_url": {"url": other}},
-            ],
-        },
-    ]
-    conversation = parse_body(ChatRequest, chat(messages=messages)).conversation()
+    conversation = chat(
+        ("system", "Be brief."),
+        ("user", [SHOWN, {"type": "text", "text": "a frame?"}]),
+        ("assistant", "yes"),
+        ("user", [{"type": "text", "text": "Look again."}]),
+        ("user", [TEXT, {"type": "image_url", "image_url": {"url": other}}]),
+    )
     history = [Exchange(question="Be brief.\na frame?", answer="yes", media=["img0"])]
     assert conversation == Conversation("Look again.\nwhich digit?", [PICTURE, other], history=history)
     earlier = {"question": " Be brief.\na frame? ", "answer": "yes", "image": PICTURE}
-    body = {"question": "Look again.\nwhich digit?", "image": other, "history": [earlier]}
-    assert parse_body(AgentRequest, json.dumps(body).encode()).conversation() == conversation
+    request = parsed(AgentRequest, question="Look again.\nwhich digit?", image=other, history=[earlier])
+    assert request.conversation() == conversation
+
+
+def test_clips_are_sent_as_vllm_takes_them_or_like_sound() -> None:
+    sound = {"type": "input_video", "input_video": {"data": "AAAA", "format": "webm"}}
+    first = [{"type": "video_url", "video_url": {"url": CLIP}}, SHOWN]
+    conversation = chat(("user", first), ("user", "q"), ("assistant", "a"), ("user", [sound]))
+    history = [Exchange(question="q", answer="a", media=["img0", "vid0"])]
+    assert conversation == Conversation("", [PICTURE], [CLIP, "data:video/webm;base64,AAAA"], history)
 
 
 @pytest.mark.parametrize(
@@ -124,96 +131,9 @@ def test_earlier_messages_are_exchanges_with_their_pictures() -> None:
     ],
 )
 def test_what_is_no_conversation_is_refused(messages: list[tuple[str, str | None]]) -> None:
-    error = refused(
-        ChatRequest, chat(messages=[{"role": role, "content": content} for role, content in messages])
-    )
-    assert error.code == "unsupported_conversation"
-
-
-def test_the_history_is_checked_and_part_of_the_cache_key() -> None:
-    config = load(None, [])
-
-    def query(answer: str) -> Any:
-        body = {
-            "question": "which digit?",
-            "history": [{"question": "a frame?", "answer": answer}],
-            "temperature": 0,
-        }
-        return agent_query(config, parse_body(AgentRequest, json.dumps(body).encode()))
-
-    keys = [reply_cache_key("/v1/agent", query(answer), None) for answer in ("yes", "no", "yes")]
-    assert keys[0] == keys[2] != keys[1]
-    for answer, code in (
-        ("<|im_end|>", "control_token"),
-        ("x" * 10_001, "question_too_long"),
-        (" ", "empty_question"),
-    ):
-        with pytest.raises(ApiError) as caught:
-            query(answer)
-        assert caught.value.code == code
-
-
-def test_a_gif_that_is_a_picture_shares_no_cached_reply_with_one_that_is_a_clip() -> None:
-    config, gif, keys = load(None, []), "data:image/gif;base64,AAAA", set[str | None]()
-    for medium in ("image", "video", "video"):
-        body = {"question": "which digit?", medium: gif, "temperature": 0}
-        keys.add(
-            reply_cache_key(
-                "/v1/agent", agent_query(config, parse_body(AgentRequest, json.dumps(body).encode())), None
-            )
-        )
-    assert len(keys) == 2
-    assert None not in keys
-
-
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"stop": ["a"] * 5}, "stop"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logit_bias": {"50256": -100}}, "logit_bias"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"modalities": ["audio"]}, "modalities"),
-        ({"user": "u" * 257}, "user"),
-        ({"stream": "yes"}, "stream"),
-        ({"response_format": {"type": "grammar"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"response_format": {"type": "json_object"}, "stop": "}"}, "stop"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "assistant", "content": "7"}]}, "messages"),
-        ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
-        ({"messages": "hello"}, "messages"),
-        ({"temperature": 3}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"max_tokens": 1.5}, "max_tokens"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
-    ],
-)
-def test_unsupported_parameters_are_refused_by_name(changes: dict[str, Any], param: str) -> None:
-    assert refused(ChatRequest, chat(**changes)).param == param
-
-
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
-        ({"top_k": 5}, "top_k"),
-        ({"guided_json": {"type": "object"}}, "guided_json"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
-        ({"extra_body": {"top_k": 5}}, "extra_body"),
-        ({"tempreature": 0.5}, "tempreature"),
-        ({"x" * 1000: 1}, "x" * 100),
-    ],
-)
-def test_fields_of_other_servers_are_refused_by_name(changes: dict[str, Any], param: str) -> None:
-    error = refused(ChatRequest, chat(**changes))
-    assert (error.code, error.param) == ("unsupported_parameter", param)
-
-
-PARTS = [{"type": "text", "text": "which digit?"}, {"type": "image_url", "image_url": {"url": PICTURE}}]
+    with pytest.raises(ApiError) as caught:
+        chat(*messages)
+    assert caught.value.code == "unsupported_conversation"
 
 
 @pytest.mark.parametrize(
@@ -227,192 +147,171 @@ PARTS = [{"type": "text", "text": "which digit?"}, {"type": "image_url", "image_
     ],
 )
 def test_a_reply_without_an_answer_joins_two_questions_in_both_apis(reply: dict[str, Any]) -> None:
-    def asked(*later: Any, first: Any = PARTS) -> Conversation:
-        messages = [{"role": "user", "content": first}, {"role": "assistant", **reply}, *later]
-        return parse_body(ChatRequest, chat(messages=messages)).conversation()
+    def asked(*later: Any) -> Conversation:
+        messages = [{"role": "user", "content": [TEXT, SHOWN]}, {"role": "assistant", **reply}, *later]
+        return parsed(ChatRequest, messages=messages).conversation()
 
-    again = {"role": "user", "content": "Please try again."}
+    again, answered = {"role": "user", "content": "Please try again."}, {"role": "assistant", "content": "7"}
     assert asked(again) == Conversation("which digit?\nPlease try again.", [PICTURE])
     history = [Exchange(question="which digit?\nPlease try again.", answer="7", media=["img0"])]
-    answered = Conversation("And now?", [PICTURE], history=history)
-    assert (
-        asked(again, {"role": "assistant", "content": "7"}, {"role": "user", "content": "And now?"})
-        == answered
-    )
+    last = {"role": "user", "content": "And now?"}
+    assert asked(again, answered, last) == Conversation("And now?", [PICTURE], history=history)
     with pytest.raises(ApiError, match="last of `messages` must be a user message"):
         asked()
     with pytest.raises(ApiError, match="alternate"):
-        asked({"role": "assistant", "content": "7"}, again)
+        asked(answered, again)
     parts = [{"type": "input_text", "text": "which digit?"}, {"type": "input_image", "image_url": PICTURE}]
-    output = {
-        "type": "message",
-        "role": "assistant",
-        "status": "incomplete",
-        "content": [{"type": "refusal", "refusal": "no"}],
-    }
+    content = [{"type": "refusal", "refusal": "no"}]
+    output = {"type": "message", "role": "assistant", "status": "incomplete", "content": content}
     sent = [{"role": "user", "content": parts}, {"type": "reasoning", "summary": []}, output, again]
-    body = json.dumps({"model": "pixelis-nano", "input": sent}).encode()
-    assert parse_body(ResponsesRequest, body).conversation() == asked(again)
+    assert parsed(ResponsesRequest, input=sent).conversation() == asked(again)
 
 
 def test_a_file_comes_as_data_in_both_apis() -> None:
-    encoded = base64.b64encode(PNG).decode()
-    for data in (
-        f"data:image/png;base64,{encoded}",
-        f"data:application/octet-stream;base64,{encoded}",
-        encoded,
-    ):
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "PNG")
+    encoded = base64.b64encode(file.getvalue()).decode()
+    url, text = f"data:image/png;base64,{encoded}", {"type": "input_text", "text": "which digit?"}
+    for data in (url, f"data:application/octet-stream;base64,{encoded}", encoded):
         part = {"type": "file", "file": {"filename": "a.png", "file_data": data}}
-        request = parse_body(ChatRequest, chat(messages=[{"role": "user", "content": [PARTS[0], part]}]))
-        assert request.conversation() == Conversation("which digit?", [f"data:image/png;base64,{encoded}"])
-        text = {"type": "input_text", "text": "which digit?"}
+        assert chat(("user", [TEXT, part])) == Conversation("which digit?", [url])
         for kind in ("input_file", "input_image"):
-            sent = [
-                {"role": "user", "content": [text, {"type": kind, "filename": "a.png", "file_data": data}]}
-            ]
-            body = json.dumps({"model": "pixelis-nano", "input": sent}).encode()
-            assert parse_body(ResponsesRequest, body).conversation() == request.conversation()
-    for data, code in (
-        ("@@@@", "file_encoding"),
-        (base64.b64encode(b"%PDF-1.7 ...").decode(), "file_type"),
-        (None, "invalid_value"),
-    ):
-        part = {"type": "file", "file": {"file_data": data}}
-        error = refused(ChatRequest, chat(messages=[{"role": "user", "content": [PARTS[0], part]}]))
-        assert (error.code, error.param) == (code, "messages[0].content[1]")
+            content = [text, {"type": kind, "filename": "a.png", "file_data": data}]
+            request = parsed(ResponsesRequest, input=[{"role": "user", "content": content}])
+            assert request.conversation() == Conversation("which digit?", [url])
+    pdf = base64.b64encode(b"%PDF-1.7 ...").decode()
+    for data, code in (("@@@@", "file_encoding"), (pdf, "file_type"), (None, "invalid_value")):
+        with pytest.raises(ApiError) as caught:
+            chat(("user", [TEXT, {"type": "file", "file": {"file_data": data}}]))
+        assert (caught.value.code, caught.value.param) == (code, "messages[0].content[1]")
 
 
-@pytest.mark.parametrize(
-    ("part", "param", "says"),
-    [
-        ({"type": "input_audio", "input_audio": {}}, "messages[0].content[0]", "`input_audio`"),
-        ({"type": "image_url", "image_url": {"url": 7}}, "messages[0].content[0].image_url.url", "string"),
-        ({"type": "image_url"}, "messages[0].content[0]", "neither"),
-        ({"type": "text", "text": 7}, "messages[0].content[0].text", "string"),
-        ({"text": "q"}, "messages[0].content[0].type", "required"),
-        ("q", "messages[0].content[0]", "object"),
+# -- refusals ------------------------------------------------------------------------------------------------
+
+
+def said(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+def given_parts(*parts: Any) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": list(parts)}]}
+
+
+def formatted(**format: Any) -> dict[str, Any]:
+    return {"response_format": format}
+
+
+REFUSED: dict[type, list[tuple[dict[str, Any], str, str]]] = {
+    ChatRequest: [
+        ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
+        ({"stop": ["a"] * 5}, "invalid_value", "stop"),
+        ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "invalid_value", "top_logprobs"),
+        ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
+        ({"logit_bias": {"50256": -100}}, "unsupported_parameter", "logit_bias"),
+        ({"presence_penalty": 0.5}, "unsupported_parameter", "presence_penalty"),
+        ({"modalities": ["audio"]}, "unsupported_parameter", "modalities"),
+        ({"user": "u" * 257}, "invalid_value", "user"),
+        ({"priority": 101}, "invalid_value", "priority"),
+        ({"stream": "yes"}, "invalid_value", "stream"),
+        ({"temperature": 3}, "invalid_value", "temperature"),
+        ({"top_p": 0}, "invalid_value", "top_p"),
+        ({"max_tokens": 1.5}, "invalid_value", "max_tokens"),
+        (formatted(type="grammar"), "invalid_value", "response_format.type"),
+        (formatted(type="json_schema"), "missing_parameter", "response_format"),
+        ({**formatted(type="json_object"), "stop": "}"}, "unsupported_parameter", "stop"),
+        ({"messages": []}, "invalid_value", "messages"),
+        ({"messages": "hello"}, "invalid_value", "messages"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "invalid_value", "messages[0].role"),
+        (said("q"), "invalid_value", "messages[0].content[0]"),
+        (said({"text": "q"}), "missing_parameter", "messages[0].content[0].type"),
+        (said({"type": "text", "text": 7}), "invalid_value", "messages[0].content[0].text"),
+        (said({"type": "image_url"}), "invalid_value", "messages[0].content[0]"),
+        (
+            said({"type": "image_url", "image_url": {"url": 7}}),
+            "invalid_value",
+            "messages[0].content[0].image_url.url",
+        ),
+        (said({"type": "input_audio", "input_audio": {}}), "unsupported_part", "messages[0].content[0]"),
+        ({"top_k": 5}, "unsupported_parameter", "top_k"),
+        ({"guided_json": {"type": "object"}}, "unsupported_parameter", "guided_json"),
+        ({"repetition_penalty": 1.1}, "unsupported_parameter", "repetition_penalty"),
+        ({"reasoning_effort": "high"}, "unsupported_parameter", "reasoning_effort"),
+        ({"tempreature": 0.5}, "unsupported_parameter", "tempreature"),
+        ({"x" * 1000: 1}, "unsupported_parameter", "x" * 100),
     ],
-)
-def test_wrong_parts_are_refused_by_name(part: Any, param: str, says: str) -> None:
-    error = refused(ChatRequest, chat(messages=[{"role": "user", "content": [part]}]))
-    assert error.param == param
-    assert says in error.message
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b"7",
-        b'"x"',
-        b"\xff\xfe",
-        b"{}",
-        b"[" * 100_000,
-        b'{"model": "x", "messages": NaN}',
+    AgentRequest: [
+        ({"picture": PICTURE}, "invalid_value", "picture"),
+        ({"image": 7}, "invalid_value", "image"),
     ],
-)
-def test_invalid_bodies_are_refused(body: bytes) -> None:
-    refused(ChatRequest, body)
-    refused(AgentRequest, body)
+    ResponsesRequest: [
+        ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools"),
+        ({"background": True}, "unsupported_parameter", "background"),
+        ({"truncation": "auto"}, "unsupported_parameter", "truncation"),
+        ({"reasoning": {"effort": "low"}}, "unsupported_parameter", "reasoning.effort"),
+        ({"top_k": 5}, "unsupported_parameter", "top_k"),
+        ({"conversation": "c"}, "unsupported_parameter", "conversation"),
+        ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
+            "unsupported_part",
+            "input[0]",
+        ),
+        (given_parts({"type": "input_audio", "data": "x"}), "unsupported_part", "input[0].content[0]"),
+        (given_parts({"type": "input_image"}), "invalid_value", "input[0].content[0]"),
+        ({"input": [{"role": "assistant", "content": "7"}]}, "unsupported_conversation", "input"),
+        ({"input": []}, "invalid_value", "input"),
+    ],
+    FeedbackRequest: [
+        ({"experience_id": "exp_1\n"}, "invalid_value", "experience_id"),
+        ({"experience_id": "../exp_1"}, "invalid_value", "experience_id"),
+        ({"correct": 1}, "invalid_value", "correct"),
+        ({"answer": ""}, "invalid_value", "answer"),
+        ({"answer": "x" * 1001}, "invalid_value", "answer"),
+        ({"comment": "x" * 4001}, "invalid_value", "comment"),
+        ({"correct": True, "priority": 9}, "invalid_value", "priority"),
+        ({"comment": " "}, "missing_parameter", "correct"),
+        ({"comment": "a\x00"}, "invalid_characters", "comment"),
+    ],
+    PromoteRequest: [
+        ({}, "missing_parameter", "version"),
+        ({"version": -1}, "invalid_value", "version"),
+        ({"version": 1.0}, "invalid_value", "version"),
+        ({"version": True}, "invalid_value", "version"),
+        ({"version": 1, "force": "yes"}, "invalid_value", "force"),
+    ],
+    RollbackRequest: [({"force": True}, "invalid_value", "force")],
+    EmptyRequest: [({"version": 1}, "invalid_value", "version")],
+    ReviewDecision: [
+        ({}, "missing_parameter", "decision"),
+        ({"decision": "approved"}, "invalid_value", "decision"),
+        ({"decision": "reject", "answer": "7"}, "invalid_value", "answer"),
+        ({"decision": "approve", "reviewer": "r" * 257}, "invalid_value", "reviewer"),
+    ],
+}
 
 
-def test_the_agent_endpoint_takes_no_unknown_keys() -> None:
-    body = {"question": "q", "image": PICTURE, "picture": PICTURE}
-    assert refused(AgentRequest, json.dumps(body).encode()).param == "picture"
-    assert refused(AgentRequest, b'{"question": "q", "image": 7}').param == "image"
-    assert refused(AgentRequest, b'{"question": "q\\ud800", "image": "x"}').status == 400
-    both = parse_body(AgentRequest, json.dumps({"question": " q ", "image": [PICTURE, PICTURE]}).encode())
-    assert both.conversation() == Conversation("q", [PICTURE, PICTURE])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_wrong_or_would_be_ignored_is_refused_by_name(kind: type) -> None:
+    for changes, code, param in REFUSED[kind]:
+        error = refusal(kind, json.dumps(VALID.get(kind, {}) | changes).encode())
+        assert (error.status, error.code, error.param) == (400, code, param), changes
 
 
 def test_parameters_without_effect_are_accepted() -> None:
-    usual = {
-        "n": 1,
-        "stop": None,
-        "tools": [],
-        "logprobs": False,
-        "presence_penalty": 0,
-        "logit_bias": {},
-        "store": True,
-    }
-    usual |= {
-        "top_k": -1,
-        "guided_json": None,
-        "repetition_penalty": 1.0,
-        "ignore_eos": False,
-        "metadata": {"a": "b"},
-    }
-    body = chat(**usual, modalities=["text"], response_format={"type": "text"}, parallel_tool_calls=True)
-    assert parse_body(ChatRequest, body).conversation().question == "which digit?"
+    openai = {"n": 1, "stop": None, "tools": [], "logprobs": False, "presence_penalty": 0, "logit_bias": {}}
+    openai |= {"user": "someone", "stream": None, "store": True, "metadata": {"a": "b"}, "temperature": 1}
+    openai |= {"modalities": ["text"], "response_format": {"type": "text"}, "parallel_tool_calls": True}
+    vllm = {"top_k": -1, "guided_json": None, "repetition_penalty": 1.0, "ignore_eos": False}
+    assert parsed(ChatRequest, **openai, **vllm).conversation().question == "which digit?"
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "param"),
-    [
-        (FeedbackRequest, {}, "experience_id"),
-        (FeedbackRequest, {"experience_id": "exp_1\n"}, "experience_id"),
-        (FeedbackRequest, {"experience_id": "../exp_1"}, "experience_id"),
-        (FeedbackRequest, {"experience_id": "exp_1", "correct": 1}, "correct"),
-        (FeedbackRequest, {"experience_id": "exp_1", "answer": ""}, "answer"),
-        (FeedbackRequest, {"experience_id": "exp_1", "comment": "x" * 4001}, "comment"),
-        (FeedbackRequest, {"experience_id": "exp_1", "priority": 9}, "priority"),
-        (FeedbackRequest, {"experience_id": "exp_1", "comment": " "}, "correct"),
-        (FeedbackRequest, {"experience_id": "exp_1", "comment": "a\x00"}, "comment"),
-        (PromoteRequest, {}, "version"),
-        (PromoteRequest, {"version": -1}, "version"),
-        (PromoteRequest, {"version": 1.0}, "version"),
-        (PromoteRequest, {"version": True}, "version"),
-        (PromoteRequest, {"version": 1, "force": "yes"}, "force"),
-        (RollbackRequest, {"force": True}, "force"),
-        (EmptyRequest, {"version": 1}, "version"),
-        (ReviewDecision, {"decision": "reject", "answer": "7"}, "answer"),
-        (ReviewDecision, {}, "decision"),
-        (ReviewDecision, {"decision": "approved"}, "decision"),
-        (ReviewDecision, {"decision": "approve", "reviewer": "r" * 257}, "reviewer"),
-    ],
+    "body", [b"", b"{", b"[]", b"\xff\xfe", b"{}", b"[" * 100_000, b'{"model": "x", "messages": NaN}']
 )
-def test_orders_are_strict(kind: type, body: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        parse_body(kind, json.dumps(body).encode())
-    assert (caught.value.status, caught.value.param) == (400, param)
-
-
-def test_values_that_are_not_finite_are_sent_as_null() -> None:
-    verdict = Verdict(answer=None, confidence=0.5, strategy="majority")
-    status = {"kl": float("nan"), "rates": [float("inf"), 0.5], "verdict": verdict}
-    reply = json.loads(EvolutionReply(order="pause", result=None, status=status).model_dump_json())
-    assert (reply["status"]["kl"], reply["status"]["rates"]) == (None, [None, 0.5])
-
-
-@given(
-    st.recursive(
-        st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()),
-        lambda inner: st.one_of(
-            st.lists(inner),
-            st.dictionaries(
-                st.sampled_from(
-                    ["model", "messages", "role", "content", "type", "text", "question", "image"]
-                ),
-                inner,
-            ),
-        ),
-        max_leaves=12,
-    )
-)
-def test_any_json_is_parsed_or_refused(value: Any) -> None:
-    body = json.dumps(value).encode()
-    for kind in (ChatRequest, AgentRequest, FeedbackRequest, PromoteRequest, ReviewDecision):
-        error = None
-        try:
-            parsed = parse_body(kind, body)
-            if isinstance(parsed, ChatRequest | AgentRequest):
-                parsed.conversation()
-        except ApiError as caught:
-            error = caught
-        assert error is None or (error.status == 400 and error.message)
+def test_invalid_bodies_are_refused(body: bytes) -> None:
+    refusal(ChatRequest, body)
+    refusal(AgentRequest, body)
 
 
 @pytest.mark.parametrize(
@@ -436,74 +335,84 @@ def test_invalid_questions_are_refused(text: str, code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "code"),
+    ("kind", "url", "code"),
     [
-        ("http://169.254.169.254/latest/meta-data", "image_scheme"),
-        ("https://example.com/a.png", "image_scheme"),
-        ("file:///etc/passwd", "image_scheme"),
-        ("/etc/passwd", "image_scheme"),
-        ("cards:7", "image_scheme"),
-        ("sha256:00", "image_scheme"),
-        ("", "image_scheme"),
-        ("data:", "image_scheme"),
-        ("data:text/html;base64,AAAA", "image_type"),
-        ("data:image/svg+xml;base64,AAAA", "image_type"),
-        ("data:;base64,AAAA", "image_type"),
-        ("data:image/png,AAAA", "image_encoding"),
-        ("data:image/png;charset=utf-8,AAAA", "image_encoding"),
+        ("image", "http://169.254.169.254/latest/meta-data", "image_scheme"),
+        ("image", "file:///etc/passwd", "image_scheme"),
+        ("image", "/etc/passwd", "image_scheme"),
+        ("image", "cards:7", "image_scheme"),
+        ("image", "sha256:00", "image_scheme"),
+        ("image", "", "image_scheme"),
+        ("image", "data:", "image_scheme"),
+        ("image", "data:text/html;base64,AAAA", "image_type"),
+        ("image", "data:image/svg+xml;base64,AAAA", "image_type"),
+        ("image", "data:;base64,AAAA", "image_type"),
+        ("image", "data:image/png,AAAA", "image_encoding"),
+        ("image", "data:image/png;charset=utf-8,AAAA", "image_encoding"),
+        ("video", "https://example.com/a.mp4", "video_scheme"),
+        ("video", "data:image/png;base64,AAAA", "video_type"),
+        ("video", "data:application/x-mpegurl;base64,AAAA", "video_type"),
+        ("video", "data:video/mp4,AAAA", "video_encoding"),
     ],
 )
-def test_invalid_picture_addresses_are_refused(url: str, code: str) -> None:
+def test_invalid_addresses_of_pictures_and_clips_are_refused(kind: Any, url: str, code: str) -> None:
     with pytest.raises(ApiError) as caught:
-        check_data_url(url, "image", "image")
+        check_data_url(url, kind, kind)
     assert (caught.value.status, caught.value.code) == (400, code)
-
-
-@pytest.mark.parametrize(
-    ("url", "code"),
-    [
-        ("https://example.com/a.mp4", "video_scheme"),
-        ("data:image/png;base64,AAAA", "video_type"),
-        ("data:application/x-mpegurl;base64,AAAA", "video_type"),
-        ("data:video/mp4,AAAA", "video_encoding"),
-    ],
-)
-def test_invalid_clip_addresses_are_refused(url: str, code: str) -> None:
-    body = json.dumps({"question": "q", "video": url}).encode()
     with pytest.raises(ApiError) as caught:
-        agent_query(load(None, []), parse_body(AgentRequest, body))
-    assert (caught.value.status, caught.value.code, caught.value.param) == (400, code, "video")
+        query(**{kind: url})
+    assert (caught.value.code, caught.value.param) == (code, kind)
+
+
+# -- the agent's query ---------------------------------------------------------------------------------------
+
+
+def test_the_history_is_checked_and_part_of_the_cache_key() -> None:
+    def asked(answer: str) -> AgentQuery:
+        return query(history=[{"question": "a frame?", "answer": answer}], temperature=0)
+
+    keys = [reply_cache_key("/v1/agent", asked(answer), None) for answer in ("yes", "no", "yes")]
+    assert keys[0] == keys[2] != keys[1]
+    long = "x" * 10_001
+    for answer, code in (
+        ("<|im_end|>", "control_token"),
+        (long, "question_too_long"),
+        (" ", "empty_question"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            asked(answer)
+        assert caught.value.code == code
+
+
+def test_a_gif_that_is_a_picture_shares_no_cached_reply_with_one_that_is_a_clip() -> None:
+    gif = "data:image/gif;base64,AAAA"
+    queries = [query(**{medium: gif}, temperature=0) for medium in ("image", "video", "video")]
+    image, clip, again = (reply_cache_key("/v1/agent", asked, None) for asked in queries)
+    assert image != clip == again
 
 
 def test_the_number_of_pictures_and_frames_is_limited() -> None:
-    config = load(None, ["dialogue.max_images=4", "dialogue.frames=3"])
-    for images, clips, allowed in ((4, 0, True), (5, 0, False), (200, 0, False), (1, 1, True), (2, 1, False)):
-        body = json.dumps({"question": "q", "image": [PICTURE] * images, "video": [CLIP] * clips}).encode()
-        request = parse_body(AgentRequest, body)
-        if allowed:
-            assert len(agent_query(config, request).clips) == clips
-        else:
-            with pytest.raises(ApiError, match="at most 4") as caught:
-                agent_query(config, request)
-            assert caught.value.code == "too_many_images"
+    limits = "dialogue.max_images=4", "dialogue.frames=3"
+    for images, clips in ((4, 0), (1, 1)):
+        assert len(query(*limits, image=[PICTURE] * images, video=[CLIP] * clips).clips) == clips
+    for images, clips in ((5, 0), (2, 1)):
+        with pytest.raises(ApiError, match="at most 4") as caught:
+            query(*limits, image=[PICTURE] * images, video=[CLIP] * clips)
+        assert caught.value.code == "too_many_images"
 
 
-def test_clips_are_sent_as_vllm_takes_them_or_like_sound() -> None:
-    parts = [
-        {"type": "video_url", "video_url": {"url": CLIP}},
-        {"type": "image_url", "image_url": {"url": PICTURE}},
-        {"type": "input_video", "input_video": {"data": "AAAA", "format": "webm"}},
-    ]
-    earlier = [
-        {"role": "user", "content": parts[:2]},
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "a"},
-    ]
-    conversation = parse_body(
-        ChatRequest, chat(messages=[*earlier, {"role": "user", "content": [parts[2]]}])
-    ).conversation()
-    history = [Exchange(question="q", answer="a", media=["img0", "vid0"])]
-    assert conversation == Conversation("", [PICTURE], [CLIP, "data:video/webm;base64,AAAA"], history)
+def test_a_request_has_the_services_priority_or_its_own() -> None:
+    for fields, priority in (({}, 3), ({"priority": 9}, 9), ({"priority": -2}, -2)):
+        assert query("serve.priority=3", **fields).sampling.priority == priority
+
+
+# -- replies -------------------------------------------------------------------------------------------------
+
+
+def test_values_that_are_not_finite_are_sent_as_null() -> None:
+    status = {"kl": float("nan"), "rates": [float("inf"), 0.5]}
+    reply = json.loads(EvolutionReply(order="pause", result=None, status=status).model_dump_json())
+    assert (reply["status"]["kl"], reply["status"]["rates"]) == (None, [None, 0.5])
 
 
 def trajectory() -> Trajectory:
@@ -577,11 +486,3 @@ def test_log_probs_are_those_of_the_tokens_that_spell_the_answer(
             (str(place), token.logprob)
         ] * (place % 3)
     assert LogProbs.of(trajectory, answer, [b"x"] * len(pieces), top) is None or answer == "x" * len(answer)
-
-
-def test_a_request_has_the_services_priority_or_its_own() -> None:
-    config = load(None, ["serve.priority=3"])
-    for body, priority in (({}, 3), ({"priority": 9}, 9), ({"priority": -2}, -2)):
-        query = agent_query(config, parse_body(AgentRequest, json.dumps({"question": "q", **body}).encode()))
-        assert query.sampling.priority == priority
-    assert refused(ChatRequest, chat(priority=101)).param == "priority"

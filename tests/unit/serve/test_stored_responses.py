@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
-from fastapi.testclient import TestClient
+from gateways import client
 
 from pixelis.config import load
 from pixelis.errors import BadInput
 from pixelis.records import Exchange, Experience, ImageView, Media, Question, Trajectory, Verdict
-from pixelis.serve.agent import Agent, data_url
+from pixelis.serve.agent import data_url
 from pixelis.serve.agent_types import AgentQuery
 from pixelis.serve.answer_format import AnswerFormat
-from pixelis.serve.gateway import create_app
-from pixelis.serve.state import GatewayState
 
 ID = "0123456789abcdef"
 PNGS = {"img0": b"whole", "obs1": b"wide crop", "obs2": b"narrow crop"}
@@ -37,11 +33,10 @@ def continue_from(experience: Experience, pictures: dict[str, bytes], max_images
         asked.append(query)
         raise BadInput("that is all")
 
-    memory, backends = SimpleNamespace(get=get, pictures=pictures_of), SimpleNamespace(evolution=None)
-    agent = SimpleNamespace(backends=backends, memory=memory, version=None, counts=Counter(), measure=measure)
-    state = GatewayState(load(None, [f"dialogue.max_images={max_images}"]), cast(Agent, agent), None)
+    memory = SimpleNamespace(get=get, pictures=pictures_of)
+    gateway = client(f"dialogue.max_images={max_images}", memory=memory, measure=measure)
     body = {"model": "pixelis-nano", "input": "And its colour?", "previous_response_id": f"resp_{ID}"}
-    reply = TestClient(create_app(state), base_url="http://localhost").post("/v1/responses", json=body)
+    reply = gateway.post("/v1/responses", json=body)
     assert reply.json()["error"]["message"] == "that is all"
     return asked[0]
 

@@ -33,20 +33,6 @@ def test_the_pieces_of_a_thought_are_the_thought(text: str, cuts: list[int]) -> 
     assert "".join(sent(text, cuts)) == TURNS[text] == DIALECTS["qwen"].thought(text)
 
 
-def test_a_thought_is_sent_as_it_grows() -> None:
-    pieces = sent("<think>red frame</think>", [1] * 24)
-    assert [piece for piece in pieces if piece] == ["r", "e", "d", " f", "r", "a", "m", "e"]
-
-
-@given(
-    st.text("<>/thinkaswer \n7", max_size=60),
-    st.lists(st.integers(1, 4), max_size=40),
-    st.sampled_from(sorted(DIALECTS)),
-)
-def test_any_text_can_be_streamed(text: str, cuts: list[int], dialect: str) -> None:
-    assert len("".join(sent(text, cuts, dialect))) <= len(text)
-
-
 def test_a_turn_without_pieces_and_another_attempt_are_sent_whole() -> None:
     stream = ThoughtStream("qwen")
     turn = Turn(role="assistant", text="I look.<answer>7</answer>")

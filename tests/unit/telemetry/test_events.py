@@ -15,17 +15,6 @@ from pixelis.telemetry.events import REPLAYED, EventLog, Tail, drop_steps, last,
 from pixelis.telemetry.progress import Progress
 
 
-def test_events_are_read_in_the_order_written(tmp_path):
-    with EventLog(tmp_path / "new" / "run") as log:
-        log.write("step", step=1, reward=0.5)
-        log.write("stop", why="done")
-    events = read(tmp_path / "new" / "run")
-    assert [e["kind"] for e in events] == ["step", "stop"]
-    assert events[0]["reward"] == 0.5
-    assert events[0]["time"] > 1e9
-    assert read(tmp_path / "new" / "run", "stop")[0]["why"] == "done"
-
-
 def test_an_incomplete_line_loses_only_itself(tmp_path):
     with EventLog(tmp_path) as log:
         log.write("a")
@@ -112,43 +101,6 @@ def test_processes_append_without_mixing_lines(tmp_path):
         assert [e["i"] for e in events if e["writer"] == writer] == list(range(200))
 
 
-def test_progress_prints_plain_lines_when_there_is_no_terminal():
-    out = io.StringIO()
-    with Progress("rft", total=4, every=0, stream=out) as progress:
-        for step in range(1, 5):
-            progress.update(step, **{"reward/accuracy": step / 4})
-    lines = out.getvalue().splitlines()
-    assert lines[0] == "[rft] 1/4  reward/accuracy 0.25"
-    assert lines[1].startswith("[rft] 2/4  0 s left  reward/accuracy 0.5")
-    assert lines[-1].startswith("[rft] 4/4  took 0 s")
-
-
-def test_the_remaining_time_ignores_loading_and_earlier_processes(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("pixelis.telemetry.progress.time.monotonic", lambda: now[0])
-    progress = Progress("rft", total=40, start=20, enabled=False)
-    assert progress.seconds_left is None
-    now[0] += 60
-    progress.update(20)
-    progress.update(25)
-    assert progress.seconds_left is None
-    now[0] += 10
-    progress.update(30)
-    assert progress.seconds_left == pytest.approx(20.0)
-
-
-def test_progress_draws_a_bar_on_a_terminal():
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    out = Terminal()
-    with Progress("rft", total=2, stream=out) as progress:
-        progress.update(2, note="[bold]hostile[/] markup")
-    assert "2/2" in out.getvalue()
-    assert "[bold]hostile[/] markup" in out.getvalue()
-
-
 def test_replayed_steps_stand_once_in_the_log_while_others_append(tmp_path):
     with EventLog(tmp_path) as other:
         for step in range(1, 7):
@@ -168,32 +120,6 @@ def test_replayed_steps_stand_once_in_the_log_while_others_append(tmp_path):
     assert mark_replayed(tmp_path / "none", 0) == 0
 
 
-def test_items_that_finish_together_do_not_make_the_next_one_the_measure(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("pixelis.telemetry.progress.time.monotonic", lambda: now[0])
-    progress = Progress("evaluate", total=500, enabled=False)
-    progress.update(256)
-    now[0] += 2
-    progress.update(257)
-    assert progress.seconds_left is None  # 8 minutes were shown, and it took 5 s
-    now[0] += 2
-    progress.update(500)
-    assert progress.seconds_left == 0
-
-
-def test_a_waiting_run_shows_no_time_left():
-    out = io.StringIO()
-    with Progress("rft", total=100, every=0, stream=out) as progress:
-        for done in range(1, 4):
-            progress.update(done)
-        assert progress.seconds_left is not None
-        progress.update(3, waiting=True, status="a node was lost")
-        assert progress.seconds_left is None
-        assert out.getvalue().splitlines()[-1] == "[rft] 3/100  status a node was lost"
-        progress.update(2)  # the run has resumed from an earlier step
-        assert progress.seconds_left is None
-
-
 def test_rows_of_steps_that_are_repeated_are_dropped(tmp_path):
     path = tmp_path / "consumed.jsonl"
     drop_steps(path, 1)
@@ -203,3 +129,41 @@ def test_rows_of_steps_that_are_repeated_are_dropped(tmp_path):
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1]
     drop_steps(path, 0)
     assert path.read_text() == ""
+
+
+def test_progress_prints_plain_lines_and_no_time_left_while_a_run_waits():
+    out = io.StringIO()
+    with Progress("rft", total=4, every=0, stream=out) as progress:
+        for step in range(1, 4):
+            progress.update(step, **{"reward/accuracy": step / 4})
+        progress.update(3, waiting=True, status="a node was lost")
+        assert progress.seconds_left is None
+        progress.update(2)  # the run has resumed from an earlier step
+        assert progress.seconds_left is None
+        progress.update(4)
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "[rft] 1/4  reward/accuracy 0.25"
+    assert lines[1].startswith("[rft] 2/4  0 s left  reward/accuracy 0.5")
+    assert lines[3] == "[rft] 3/4  status a node was lost"
+    assert lines[-1].startswith("[rft] 4/4  took 0 s")
+
+
+@pytest.mark.parametrize(
+    ("total", "start", "updates", "left"),
+    [
+        pytest.param(
+            40, 20, [(60, 20), (0, 25), (10, 30)], 20.0, id="loading and earlier processes do not count"
+        ),
+        pytest.param(500, 0, [(0, 256), (2, 257)], None, id="items that finish together are no measure"),
+        pytest.param(500, 0, [(0, 256), (2, 257), (2, 500)], 0.0, id="the end"),
+    ],
+)
+def test_the_remaining_time_is_estimated(monkeypatch, total, start, updates, left):
+    now = [100.0]
+    monkeypatch.setattr("pixelis.telemetry.progress.time.monotonic", lambda: now[0])
+    progress = Progress("rft", total=total, start=start, enabled=False)
+    for seconds, done in updates:
+        assert progress.seconds_left is None
+        now[0] += seconds
+        progress.update(done)
+    assert progress.seconds_left == pytest.approx(left)

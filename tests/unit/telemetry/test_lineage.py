@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import tiny_policy
-from tiny_policy import LORA, Maker
+from command_line import pixelis
 
-from pixelis import config as cfg
 from pixelis.config import Config, parse
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadInput, MissingFile
@@ -30,12 +28,8 @@ def chain(tmp_path: Path) -> Path:
     (tmp_path / "raw.jsonl").write_text('{"id": "1"}\n')
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "part.jsonl").write_text("one\n")
-    lineage.record(
-        tmp_path / "made",
-        inputs={"questions": [str(tmp_path / "raw.jsonl"), "cards:?split=train"]},
-        config=Config(),
-        kind="dataset",
-    )
+    questions = {"questions": [str(tmp_path / "raw.jsonl"), "cards:?split=train"]}
+    lineage.record(tmp_path / "made", inputs=questions, config=Config(), kind="dataset")
     (tmp_path / "result.json").write_text("{}")
     lineage.record(tmp_path / "result.json", inputs=[tmp_path / "made"], config=Config(), kind="evaluation")
     return tmp_path
@@ -199,39 +193,16 @@ def test_results_are_artifacts_of_weights_and_biases_offline(
 def test_the_job_prints_the_chain_and_fails_on_a_broken_one(
     chain: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["lineage", *arguments])
-        try:
-            chain_of.main()
-        except SystemExit as end:
-            return int(end.code or 0)
-        return 0
+    def run(*arguments: str) -> tuple[int, str, str]:
+        return pixelis(capsys, monkeypatch, "lineage", *arguments)
 
-    assert run(str(chain / "result.json")) == 0
-    assert "raw.jsonl" in capsys.readouterr().out
+    code, printed, _ = run(str(chain / "result.json"))
+    assert (code, "raw.jsonl" in printed) == (0, True)
     (chain / "made" / "part.jsonl").write_text("two\n")
-    assert run(str(chain / "result.json")) == 1
-    printed = capsys.readouterr()
-    assert "CHANGED" in printed.out
-    assert "1 of 4" in printed.err
-    assert run() == 2
-    assert run(str(chain / "raw.jsonl")) == 1
-
-
-@pytest.mark.slow
-def test_the_learner_writes_the_lineage_into_its_checkpoints(tmp_path: Path) -> None:
-    from pixelis.policy.train_step import Trainer
-
-    save_adapter(tiny_policy.random_adapter(), tmp_path / "start")
-    with jobs.run_folder(settings(tmp_path)) as folder:
-        pass
-    trainer = Trainer(tiny_policy.policy(), cfg.LearnerConfig(zero_stage=0), total_steps=1, device="cpu")
-    assert tiny_policy.policy().lora == LORA
-    trainer.update([Maker().sample(advantage=1.0)])
-    step = trainer.save(folder, lineage=lineage.of_checkpoint(folder))
-    trainer.close()
-    assert [n.role for n in chain_of.trace(step).sources] == ["model", "adapter"]
-    assert json.loads((step / "lineage.json").read_text())["kind"] == "checkpoint"
+    code, printed, error = run(str(chain / "result.json"))
+    assert (code, "CHANGED" in printed, "1 of 4" in error) == (1, True, True)
+    assert run()[0] == 2
+    assert run(str(chain / "raw.jsonl"))[0] == 1
 
 
 def test_the_lineage_of_a_data_set_is_no_row_of_it(tmp_path: Path) -> None:

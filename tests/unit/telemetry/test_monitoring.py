@@ -40,14 +40,10 @@ def step_metrics() -> set[str]:
 
 def expressions() -> list[tuple[str, str]]:
     """(place, expression) of every panel and alert."""
-    panels = [
-        (file, panel)
-        for file in DASHBOARDS
-        for panel in json.loads(file.read_text(encoding="utf-8"))["panels"]
-    ]
     found = [
         (f"{file.stem}: {panel['title']}", target["expr"])
-        for file, panel in panels
+        for file in DASHBOARDS
+        for panel in json.loads(file.read_text(encoding="utf-8"))["panels"]
         for target in panel["targets"]
     ]
     return found + [(rule["alert"], rule["expr"]) for group in RULES for rule in group["rules"]]
@@ -59,10 +55,8 @@ def test_every_metric_of_a_panel_or_an_alert_is_exported_with_its_labels(place: 
     assert names or "up{" in expression
     assert set(names) <= set(EXPORTED) | step_metrics()
     labels = {"le"} | {label for name in names for label in EXPORTED.get(name, ("run",))}
-    used = re.findall(r"(\w+)=~?\"", expression) + re.findall(
-        r"\w+", " ".join(re.findall(r"by \((.*?)\)", expression))
-    )
-    assert set(used) <= labels | {"job"}
+    grouped = re.findall(r"\w+", " ".join(re.findall(r"by \((.*?)\)", expression)))
+    assert {*re.findall(r"(\w+)=~?\"", expression), *grouped} <= labels | {"job"}
 
 
 def keys(call: ast.Call) -> list[str]:
@@ -76,16 +70,10 @@ def test_actors_publish_what_is_documented() -> None:
     used: set[str] = set()
     for file in [*(ROOT / "pixelis/actors").glob("*.py"), *(ROOT / "pixelis/serve").glob("*.py")]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id in ("count", "observe", "publish")
-            ):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("count", "observe", "publish"):
                 used |= set(keys(node))
-    composed = {key for key in ACTOR_METRICS if key.startswith("evolution/")} | {
-        "gateway/inside",
-        "gateway/policy_version",
-    }
+    composed = {key for key in ACTOR_METRICS if key.startswith("evolution/")}
+    composed |= {"gateway/inside", "gateway/policy_version"}
     assert used <= set(ACTOR_METRICS)
     assert set(ACTOR_METRICS) - used <= composed, "documented, but published nowhere"
 

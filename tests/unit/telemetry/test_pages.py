@@ -23,7 +23,6 @@ from pixelis.operations.read_text import ReadText
 from pixelis.operations.select_frames import SelectFrames
 from pixelis.operations.zoom_in import ZoomIn
 from pixelis.records import Action, ImageView, Media, Observation, Question, StopReason, Trajectory, Turn
-from pixelis.telemetry.html.details import details_of
 from pixelis.telemetry.html.drawings import drawings, frame_key, required_frames
 from pixelis.telemetry.html.episode import EpisodePage
 
@@ -85,15 +84,9 @@ def decoded(page: Page, alt: str) -> list[np.ndarray]:
 def an_object(**more) -> dict:
     inside = np.zeros((240, 320), bool)
     inside[60:180, 80:240] = True
-    known = {
-        "id": "3f9ac1d2",
-        "kind": "object",
-        "root": "img0",
-        "frame": None,
-        "box": [0.25, 0.25, 0.75, 0.75],
-        "area": 19200,
-    }
-    return {**known, "score": 0.87, "method": "grabcut", "mask": masks.encode(inside), **more}
+    known = {"id": "3f9ac1d2", "kind": "object", "root": "img0", "frame": None, "area": 19200}
+    known |= {"box": [0.25, 0.25, 0.75, 0.75], "score": 0.87, "method": "grabcut"}
+    return {**known, "mask": masks.encode(inside), **more}
 
 
 def a_track(**more) -> dict:
@@ -105,14 +98,8 @@ def a_track(**more) -> dict:
         "frames": list(range(31)),
         "boxes": boxes,
     }
-    return {
-        **known,
-        "statistics": {
-            "average_speed": {"value": 12.5, "unit": "px/s"},
-            "is_stationary": {"value": False, "unit": "bool"},
-        },
-        **more,
-    }
+    speed, still = {"value": 12.5, "unit": "px/s"}, {"value": False, "unit": "bool"}
+    return {**known, "statistics": {"average_speed": speed, "is_stationary": still}, **more}
 
 
 def test_an_object_is_drawn_on_the_picture_with_its_name():
@@ -126,15 +113,13 @@ def test_an_object_is_drawn_on_the_picture_with_its_name():
 
 def test_properties_are_lines_with_units_and_the_object_is_drawn_again():
     trajectory = still({"objects": [an_object()]})
-    values = {
-        "mean": {"value": [230, 144, 54], "unit": "RGB 0..255"},
-        "histogram": {"value": [[0.1] * 8] * 3, "unit": "ratio"},
-    }
-    data = {
-        "op": "get_properties",
-        "target": "img0",
-        "properties": {"color": values, "size": {"area_pixels": {"value": 19200, "unit": "px^2"}}},
-    }
+    mean, histogram = (
+        {"value": [230, 144, 54], "unit": "RGB 0..255"},
+        {"value": [[0.1] * 8] * 3, "unit": "ratio"},
+    )
+    size = {"area_pixels": {"value": 19200, "unit": "px^2"}}
+    properties = {"color": {"mean": mean, "histogram": histogram}, "size": size}
+    data = {"op": "get_properties", "target": "img0", "properties": properties}
     trajectory.turns += turns_of(
         Action(op="get_properties", arguments={"object": "3f9ac1d2"}),
         Observation(status="ok", id="obs2", data=data),
@@ -177,13 +162,8 @@ def test_a_track_is_drawn_on_frames_with_its_statistics():
     page = page_of(trajectory, full, "video")
     pictures = decoded(page, "^frame ")
     assert len(pictures) == 8  # two at first, six with the track
-    for said in (
-        "The clip vid0, 640 × 272 pixels",
-        "vid0.1: frame 30, 1.20 s",
-        "completed over frames 0 to 30",
-        "12.5 px/s",
-        "is stationary",
-    ):
+    clip, frame = "The clip vid0, 640 × 272 pixels", "vid0.1: frame 30, 1.20 s"
+    for said in (clip, frame, "completed over frames 0 to 30", "12.5 px/s", "is stationary"):
         assert said in page.text, said
     only_views = page_of(trajectory, {"vid0.0": grey(34, 80), "vid0.1": grey(34, 80)}, "video")
     assert len(decoded(only_views, "^frame ")) == 4  # drawn on the frames that are there
@@ -224,21 +204,13 @@ def test_the_report_loads_only_the_frames_of_the_page():
 
 def test_hostile_observations_stay_text():
     bad = {HOSTILE: HOSTILE, "value": HOSTILE}
+    value = {"value": HOSTILE, "unit": HOSTILE}
     data = {
         "objects": [an_object(id=HOSTILE, method=HOSTILE)],
         "lines": [{"text": HOSTILE, "box": [0, 0, 1, 1], "confidence": HOSTILE}],
         "tracks": [a_track(id=HOSTILE, status=HOSTILE, statistics={HOSTILE: bad})],
-        "properties": {
-            HOSTILE: {HOSTILE: {"value": HOSTILE, "unit": HOSTILE}, "list": [HOSTILE], "map": bad}
-        },
+        "properties": {HOSTILE: {HOSTILE: value, "list": [HOSTILE], "map": bad}},
     }
     page = page_of(still(data), {"img0": grey()})
     assert {tag for tag, _ in page.elements} <= ALLOWED
     assert all(not name.startswith("on") for _, attributes in page.elements for name in attributes)
-
-
-def test_an_empty_observation_has_no_details_and_no_drawing():
-    assert details_of(Observation(status="ok")) is None
-    assert drawings(still({}), 2) == []
-    (drawing,) = drawings(still({"boxes": [[0, 0, 1, 1]]}), 2)
-    assert drawing.paint({}, []) is None

@@ -67,49 +67,35 @@ def picture(height: int = 768, width: int = 1024) -> np.ndarray:
 
 def episode(question: str = "Which digit?", answer: str | None = "7", **rewards: float) -> EpisodePage:
     """Zooms, zooms into the crop, fails once, answers."""
-    views = [
-        ImageView(id="img0", source_size=(1024, 768), view_size=(64, 48)),
-        ImageView(
-            id="obs1", parent="img0", box=(0.25, 0.5, 0.75, 1.0), source_size=(512, 384), view_size=(64, 48)
-        ),
-        ImageView(
-            id="obs2", parent="obs1", box=(0.5, 0.0, 1.0, 0.5), source_size=(256, 192), view_size=(64, 48)
-        ),
-    ]
+    seen = {"view_size": (64, 48)}
+    boxes = {"img0": (0.25, 0.5, 0.75, 1.0), "obs1": (0.5, 0.0, 1.0, 0.5)}
+    views = [ImageView(id="img0", source_size=(1024, 768), **seen)]
     turns = [Turn(role="user", text="<|im_start|>user\n" + "<|image_pad|>" * 12 + question, images=["img0"])]
-    for view in views[1:]:
-        call = Action(op="zoom_in", target=view.parent or "", arguments={"box": view.box})
-        turns.append(
-            Turn(role="assistant", text=f"<think>{question}</think><tool_call>{{}}</tool_call>", action=call)
-        )
-        seen = Observation(status="ok", id=view.id, images=[view])
-        turns.append(Turn(role="tool", text="<tool_response>", images=[view.id], observation=seen))
-    turns.append(Turn(role="assistant", text="<tool_call>{", error="bad_json"))
-    turns.append(
-        Turn(
-            role="tool", text="error", observation=Observation(status="error", code="bad_json", text=question)
-        )
-    )
-    turns.append(
-        Turn(role="assistant", text=f"<answer>{answer}</answer>", tokens=[1, 2], log_probs=[-0.1, -0.2])
-    )
+    for number, (parent, box) in enumerate(boxes.items(), 1):
+        size = (1024 >> number, 768 >> number)
+        views.append(ImageView(id=f"obs{number}", parent=parent, box=box, source_size=size, **seen))
+        call = Action(op="zoom_in", target=parent, arguments={"box": box})
+        text = f"<think>{question}</think><tool_call>{{}}</tool_call>"
+        observation = Observation(status="ok", id=f"obs{number}", images=views[-1:])
+        turns += [
+            Turn(role="assistant", text=text, action=call),
+            Turn(role="tool", text="<tool_response>", images=[f"obs{number}"], observation=observation),
+        ]
+    failure = Observation(status="error", code="bad_json", text=question)
+    turns += [
+        Turn(role="assistant", text="<tool_call>{", error="bad_json"),
+        Turn(role="tool", text="error", observation=failure),
+        Turn(role="assistant", text=f"<answer>{answer}</answer>", tokens=[1, 2], log_probs=[-0.1, -0.2]),
+    ]
+    stop = StopReason.NO_ACTION if answer is None else StopReason.ANSWER
+    ended = {"answer": answer, "stop_reason": stop, "unscored": None if rewards else "no_truth"}
+    total = sum(rewards.values()) if rewards else None
     trajectory = Trajectory(
-        question_id="q",
-        images=views,
-        turns=turns,
-        answer=answer,
-        stop_reason=StopReason.ANSWER if answer is not None else StopReason.NO_ACTION,
-        rewards=rewards,
-        reward=sum(rewards.values()) if rewards else None,
-        unscored=None if rewards else "no_truth",
+        question_id="q", images=views, turns=turns, rewards=rewards, reward=total, **ended
     )
+    asked = Question(id="q", question=question, answers=["7"] if rewards else None)
     crop = picture(48, 64)
-    return EpisodePage(
-        Question(id="q", question=question, answers=["7"] if rewards else None),
-        trajectory,
-        {"img0": picture(), "obs1": crop, "obs2": crop},
-        title=question,
-    )
+    return EpisodePage(asked, trajectory, {"img0": picture(), "obs1": crop, "obs2": crop}, title=question)
 
 
 def page_of(episode: EpisodePage, number: int = 1) -> Page:
@@ -119,15 +105,8 @@ def page_of(episode: EpisodePage, number: int = 1) -> Page:
 
 
 def arm(name: str, accuracy: float, rapr: float) -> dict:
-    ends = [accuracy - 0.03, accuracy + 0.03]
-    return {
-        "name": name,
-        "accuracy": accuracy,
-        "ci95": ends,
-        "n": 500,
-        "rapr": rapr,
-        "tool_error_rate": 0.01 if rapr else 0.0,
-    }
+    measured = {"accuracy": accuracy, "ci95": [accuracy - 0.03, accuracy + 0.03], "n": 500}
+    return {"name": name, **measured, "rapr": rapr, "tool_error_rate": 0.01 if rapr else 0.0}
 
 
 SUMMARY = {
@@ -195,12 +174,6 @@ def test_every_figure_has_a_sentence():
     assert "rate of pixel reasoning (rollout/rapr) 100 %" in page.text
     assert "Look whether both rise together" in page.text
     assert "1 more curve" in page.text
-
-
-def test_an_empty_run_still_gives_a_page(tmp_path):
-    page = Page(write_report(tmp_path, {}, [], []).read_text())
-    assert "Source of the numbers" in page.text
-    assert not page.all("table")
 
 
 def test_hostile_text_stays_text():

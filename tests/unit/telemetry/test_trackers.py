@@ -71,10 +71,8 @@ def test_a_job_does_not_start_without_a_configured_tracker(tmp_path, monkeypatch
     if package in ("wandb", "tensorboardX"):  # installed
         trackers.require_trackers(config(tmp_path / "run", name))
     monkeypatch.setitem(sys.modules, package, None)
-    with (
-        pytest.raises(MissingDependency, match=package) as caught,
-        run_folder(config(tmp_path / "run", name)),
-    ):
+    run = run_folder(config(tmp_path / "run", name))
+    with pytest.raises(MissingDependency, match=package) as caught, run:
         pass
     assert f"take {name} out of telemetry.trackers" in str(caught.value)
     assert not (tmp_path / "run").exists()
@@ -132,31 +130,22 @@ def test_wandb_itself_writes_offline_without_a_key(tmp_path, monkeypatch):
 
 
 def test_wandb_without_a_network_writes_offline(tmp_path, caplog, monkeypatch):
-    calls = []
-
-    class Error(Exception):
-        pass
-
-    class Run:
-        def log(self, values, step):
-            calls.append((step, values))
-
-        def finish(self):
-            calls.append("finished")
+    modes, run = [], Recorder()
 
     def init(mode, **arguments):
-        calls.append(mode)
+        modes.append(mode)
         if mode == "online":
-            raise Error("no such host\nand more")
-        return Run()
+            raise ConnectionError("no such host\nand more")
+        return run
 
-    fake = types.SimpleNamespace(init=init, Error=Error, Settings=lambda **settings: settings)
+    fake = types.SimpleNamespace(init=init, Error=ConnectionError, Settings=dict)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("WANDB_API_KEY", "key")
     with caplog.at_level(logging.WARNING), Tracker(config(tmp_path, "wandb")) as tracker:
         tracker.log(3, METRICS)
-    assert calls == ["online", "offline", (3, {"reward/accuracy": 0.5}), "finished"]
+    assert modes == ["online", "offline"]
+    assert run.calls == [("log", ({"reward/accuracy": 0.5},), {"step": 3}), ("finish", (), {})]
     assert [r.message for r in caplog.records] == [
         "cannot reach Weights & Biases, writing offline instead: no such host"
     ]

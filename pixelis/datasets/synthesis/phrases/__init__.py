@@ -23,7 +23,6 @@ class PhraseList(_Schema):
     texts: tuple[str, ...] = Field(min_length=1)
 
     def pick(self, rng: np.random.Generator, **slots: object) -> str:
-        """One of the texts with its placeholders filled in."""
         return choose(self.texts, rng).format(**slots)
 
 
@@ -38,8 +37,6 @@ class FormPhrases(_Schema):
 
 
 class Thoughts(_Schema):
-    """The parts of thoughts in ``thoughts.yaml``."""
-
     framings: PhraseList
     places: PhraseList
     doubts: PhraseList
@@ -62,7 +59,6 @@ class Mistakes(_Schema):
 
 
 def choose(texts: tuple[str, ...], rng: np.random.Generator) -> str:
-    """One of the texts."""
     return texts[int(rng.integers(len(texts)))]
 
 

@@ -21,15 +21,12 @@ from pixelis.records import Demonstration, Question
 
 @dataclass(frozen=True)
 class Task:
-    """A task with its forms of question."""
-
     name: str
     forms: Mapping[str, Form]
     operations: Mapping[str, str] = field(default_factory=dict)
     """The operation by form, where it is no default one."""
 
     def available(self, operations: Container[str]) -> list[str]:
-        """The forms that call these operations only."""
         return [
             form for form in self.forms if form not in self.operations or self.operations[form] in operations
         ]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pixelis.datasets.synthesis import geometry, naming
-from pixelis.datasets.synthesis.sample import MIN_VIEW_SHARE, Form, Sample
+from pixelis.datasets.synthesis.sample import MIN_VIEW_SHARE, Sample, forms
 from pixelis.records import Box, Demonstration, Region
 
 MAX_AREA = 0.12
@@ -325,22 +325,6 @@ def colour_of_it(sample: Sample) -> Demonstration:
     return _colour_done(sample, region, value, _measured_colour(sample, region, value))
 
 
-FOLLOW_UPS: dict[str, Form] = {
-    "another_digit": another_digit,
-    "colour_beside": colour_beside,
-    "thing_beside": thing_beside,
-    "colour_of_it": colour_of_it,
-}
-DETAILS: dict[str, Form] = {
-    "digit": digit,
-    "larger_digit": larger_digit,
-    "what_is_there": what_is_there,
-    "detail_colour": detail_colour,
-}
-ATTRIBUTES: dict[str, Form] = {
-    "colour": colour,
-    "quadrant": quadrant,
-    "wider": wider,
-    "share": share,
-    "corners": corners,
-}
+FOLLOW_UPS = forms(another_digit, colour_beside, thing_beside, colour_of_it)
+DETAILS = forms(digit, larger_digit, what_is_there, detail_colour)
+ATTRIBUTES = forms(colour, quadrant, wider, share, corners)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pixelis.datasets.synthesis import geometry
-from pixelis.datasets.synthesis.sample import Form, Sample
+from pixelis.datasets.synthesis.sample import Sample, forms
 from pixelis.records import Demonstration
 
 CHANNELS = ("red", "green", "blue")
@@ -54,4 +54,4 @@ def channel_mean(sample: Sample) -> Demonstration:
     return sample.done_measured(printed, f"{truth:.2f}")
 
 
-PIXELS: dict[str, Form] = {"colour_pixels": colour_pixels, "channel_mean": channel_mean}
+PIXELS = forms(colour_pixels, channel_mean)

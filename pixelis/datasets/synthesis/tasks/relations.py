@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pixelis.datasets.synthesis import geometry, naming
-from pixelis.datasets.synthesis.sample import MIN_BOX_IOU, Form, Sample
+from pixelis.datasets.synthesis.sample import MIN_BOX_IOU, Form, Sample, forms
 from pixelis.operations import shapes
 from pixelis.records import Demonstration, Region
 from pixelis.rewards.scorers import box_iou
@@ -428,19 +428,19 @@ def difference(sample: Sample) -> Demonstration:
     return sample.done(where, wrong=wrong if sample.chance(0.5) else (), where=where)
 
 
-MEASUREMENT: dict[str, Form] = {"distance": distance, "angle": angle}
-MARKING: dict[str, Form] = {"marked": marked}
-FINDING: dict[str, Form] = {"found": found}
-COMPARISON: dict[str, Form] = {"same": same, "difference": difference}
-GEOMETRY: dict[str, Form] = {
-    "larger": _comparison("size.area_pixels", "area", "pixels"),
-    "smaller": _comparison("size.area_pixels", "area", "pixels", largest=False),
-    "wider": _comparison("size.bbox_width", "width", "pixels"),
-    "taller": _comparison("size.bbox_height", "height", "pixels"),
-    "rounder": _comparison("shape.circularity", "circularity", ""),
-    "is_larger": is_larger,
-    "ratio": ratio,
-}
-COUNTING: dict[str, Form] = {"count": count, "more_than": more_than, "count_choice": count_choice}
-FOLLOW_UPS: dict[str, Form] = {"another_count": another_count}
-RELATIONS: dict[str, Form] = {"where": where, "is_there": is_there, "nearer": nearer, "predicate": predicate}
+MEASUREMENT = forms(distance, angle)
+MARKING = forms(marked)
+FINDING = forms(found)
+COMPARISON = forms(same, difference)
+GEOMETRY = forms(
+    is_larger,
+    ratio,
+    larger=_comparison("size.area_pixels", "area", "pixels"),
+    smaller=_comparison("size.area_pixels", "area", "pixels", largest=False),
+    wider=_comparison("size.bbox_width", "width", "pixels"),
+    taller=_comparison("size.bbox_height", "height", "pixels"),
+    rounder=_comparison("shape.circularity", "circularity", ""),
+)
+COUNTING = forms(count, more_than, count_choice)
+FOLLOW_UPS = forms(another_count)
+RELATIONS = forms(where, is_there, nearer, predicate)

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from pixelis.datasets.synthesis import geometry, naming
-from pixelis.datasets.synthesis.sample import Form, Sample
+from pixelis.datasets.synthesis.sample import Sample, forms
 from pixelis.operations import read_text
 from pixelis.records import Box, Demonstration, Line
 
@@ -240,15 +240,6 @@ def text_beside(sample: Sample) -> Demonstration:
     return _done(sample, line)
 
 
-IMPAIRED: dict[str, Form] = {"turned": turned, "mirrored": mirrored, "dark": dark}
-FOLLOW_UPS: dict[str, Form] = {"text_beside": text_beside}
-READING: dict[str, Form] = {
-    "at_place": at_place,
-    "extreme": extreme,
-    "next_word": next_word,
-    "ordinal": ordinal,
-    "number": number,
-    "says": says,
-    "heading": heading,
-    "given": given,
-}
+IMPAIRED = forms(turned, mirrored, dark)
+FOLLOW_UPS = forms(text_beside)
+READING = forms(at_place, extreme, next_word, ordinal, number, says, heading, given)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pixelis.datasets.synthesis import geometry, naming
-from pixelis.datasets.synthesis.sample import MIN_BOX_IOU, Form, Sample
+from pixelis.datasets.synthesis.sample import MIN_BOX_IOU, Sample, forms
 from pixelis.operations.video import Clip
 from pixelis.records import Box, Demonstration, Event, Region
 from pixelis.rewards.scorers import box_iou
@@ -437,20 +437,7 @@ def farther(sample: Sample) -> Demonstration:
     return sample.done_better(best.what, rest.what)
 
 
-FOLLOW_UPS: dict[str, Form] = {"end_of_it": end_of_it}
-SEARCH: dict[str, Form] = {"cut": cut, "motion": motion}
-FRAMES: dict[str, Form] = {
-    "begins": begins,
-    "first": first,
-    "choose": choose,
-    "holds": holds,
-    "happens": happens,
-}
-TRACKING: dict[str, Form] = {
-    "direction": direction,
-    "ends": ends,
-    "moves": moves,
-    "grows": grows,
-    "half": half,
-    "farther": farther,
-}
+FOLLOW_UPS = forms(end_of_it)
+SEARCH = forms(cut, motion)
+FRAMES = forms(begins, first, choose, holds, happens)
+TRACKING = forms(direction, ends, moves, grows, half, farther)
