@@ -11,7 +11,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from pixelis.families.transformers_compat import AttentionInterface, AttentionMaskInterface
+from pixelis.families.quick_imports import quick_imports
+
+with quick_imports():
+    from transformers import AttentionInterface, AttentionMaskInterface
 
 if TYPE_CHECKING:
     from torch import nn

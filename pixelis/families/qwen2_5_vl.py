@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pixelis.families.family import CLIP_MEAN, CLIP_STD
+from pixelis.families.quick_imports import quick_imports
 from pixelis.families.qwen import QwenVL, tiny_vl
-from pixelis.families.transformers_compat import quick_imports
 
 
 class Qwen2_5VL(QwenVL):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pixelis.families.quick_imports import quick_imports
 from pixelis.families.qwen import QwenVL, head_width, tiny_vl
-from pixelis.families.transformers_compat import quick_imports
 
 
 class Qwen3VL(QwenVL):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pixelis.families.quick_imports import quick_imports
 from pixelis.families.qwen import QwenVL
 from pixelis.families.qwen3_vl import tiny_qwen3_vl
-from pixelis.families.transformers_compat import quick_imports
 
 
 class Qwen3VLMoe(QwenVL):

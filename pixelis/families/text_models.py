@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pixelis.families.transformers_compat import quick_imports
+from pixelis.families.quick_imports import quick_imports
 
 with quick_imports():
     from transformers import (

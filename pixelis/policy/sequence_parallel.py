@@ -17,8 +17,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from pixelis.errors import BadConfig
-from pixelis.families.attention import PACKED, Segments, packed_attention
-from pixelis.families.transformers_compat import AttentionInterface, AttentionMaskInterface
+from pixelis.families.attention import (
+    PACKED,
+    AttentionInterface,
+    AttentionMaskInterface,
+    Segments,
+    packed_attention,
+)
 from pixelis.policy.distributed import rank_and_world_size, sum_over_workers
 
 if TYPE_CHECKING:

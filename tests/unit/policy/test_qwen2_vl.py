@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pixelis.config import PolicyConfig
 from pixelis.families.spec import load_spec, model_config
 from pixelis.jobs import tiny_model
 from pixelis.policy.architecture import Architecture
@@ -53,7 +54,7 @@ def test_the_flat_configuration_of_a_published_folder_is_read(
         "num_attention_heads": heads,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    arch = Architecture(config.PolicyConfig(model=str(tmp_path)))
+    arch = Architecture(PolicyConfig(model=str(tmp_path)))
     assert arch.parameters == pytest.approx(parameters, rel=0.002)
     assert (arch.model_type, arch.multiple) == ("qwen2_vl", 28)
     assert arch.vision_block_bytes(1024) > 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transformers import utils
-
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
     """Import classes of transformers inside of it."""
+    from transformers import utils
+
     names = ("is_sklearn_available", "is_scipy_available")
     originals = {name: getattr(utils, name) for name in names}
     try:
@@ -20,9 +20,3 @@ def quick_imports() -> Iterator[None]:
     finally:
         for name, value in originals.items():
             setattr(utils, name, value)
-
-
-with quick_imports():
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-__all__ = ["AttentionInterface", "AttentionMaskInterface", "quick_imports"]
