@@ -53,6 +53,8 @@ PATHS = (
     "synthesis.teacher.demonstrations",
     "learner.deepspeed",
     "toolbox.segmenter",
+    "toolbox.detector",
+    "toolbox.searcher",
 )
 """Keys with a path, or a source of rows."""
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
