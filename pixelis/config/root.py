@@ -308,7 +308,7 @@ def absolute(config: Config) -> Config:
 
 
 def _absolute(text: str) -> str:
-    if text in ("nano", "mobilenet") or text.startswith(("cards:", "packaged:")) or "://" in text:
+    if text in ("nano", "mobilenet") or text.startswith(("cards:", "packaged:", "hf:")) or "://" in text:
         return text
     match = None if os.path.exists(text.partition("?")[0]) else re.fullmatch(r"(\w+:)(.+)", text)
     name, root = match.groups() if match else ("", text)

@@ -23,11 +23,12 @@ from pyarrow import fs
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.source_options import parse_options
 from pixelis.errors import BadInput, MissingFile
+from pixelis.policy.hub import fetch_dataset
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".tar")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 COLUMNS = ("question", "answer", "image")
-OPTIONS = ("format", "media", "scorer", "cache", "prompt", "shuffle_options", *COLUMNS)
+OPTIONS = ("format", "media", "scorer", "cache", "prompt", "shuffle_options", "split", *COLUMNS)
 CHUNK = 1 << 20
 """Characters read at a time from a JSON list, and bytes of a parquet column."""
 TOKEN = 16
@@ -63,6 +64,8 @@ class Part(NamedTuple):
 class Source:
     """``PATH?format=NAME&media=FOLDER&...``: files of rows with options, see docs/data.md.
 
+    ``hf:owner/name?split=NAME``: the files of a data set on the Hugging Face Hub whose path names the split.
+
     Other options of a ``scheme://`` path belong to its filesystem.
     """
 
@@ -73,6 +76,7 @@ class Source:
     cache: str | None = None
     prompt: str | None = None
     shuffle_options: str | None = None
+    split: str | None = None
     question: str | None = None
     answer: str | None = None
     image: str | None = None
@@ -92,6 +96,11 @@ class Source:
         return cls(path + ("?" + urlencode(others) if others else ""), **own)
 
     def open(self) -> tuple[fs.FileSystem, str]:
+        if self.path.startswith("hf:"):
+            if self.split is None:
+                fix = f"write {self.path}?split=train"
+                raise BadInput(f"{self.path}: which split is not named", fix=fix)
+            return fs.LocalFileSystem(), str(fetch_dataset(self.path.removeprefix("hf:"), self.split))
         if not _SCHEME.match(self.path):
             return fs.LocalFileSystem(), self.path
         try:
@@ -123,6 +132,9 @@ class Source:
             raise BadInput(f"{self.path} contains several splits", fix=fix)
         files = sorted(entry.path for entry in entries if entry.is_file and kind(entry.path))
         files = [file for file in files if not _is_hidden(file[len(path) :])]
+        if self.split is not None:
+            token = re.compile(rf"(^|[/_.-]){re.escape(self.split)}([/_.-]|$)")
+            files = [file for file in files if token.search(file[len(path) :])]
         if "state.json" in names:  # a folder that the library `datasets` saved
             files = [file for file in files if kind(file) == ".arrow"]
         if not files:

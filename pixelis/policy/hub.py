@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub, fetched to the cache of the node as transformers does.
+"""Models and data sets of the Hugging Face Hub, fetched to the cache of the node as transformers does.
 
 HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE act as everywhere; Ray's workers get the driver's.
 """
@@ -34,31 +34,50 @@ def fetch(name: str) -> Path:
 
     Raises MissingFile for a model that the hub lacks or does not show, InfraFailure if the hub cannot be reached.
     """
+    with_weights = _fetches_weights.get()
+    cached = _snapshot(name, "model", [], local_files_only=True)
+    if cached is not None and (not with_weights or is_complete(cached)):
+        return cached
+    fetched = _snapshot(name, "model", [*SETTINGS, *(WEIGHTS if with_weights else ())])
+    assert fetched is not None
+    return fetched
+
+
+def fetch_dataset(name: str, split: str) -> Path:
+    """Folder of a data set in the cache, with the files whose path names the split. Raises as `fetch` does."""
+    fetched = _snapshot(name, "dataset", [f"*{split}*"])
+    assert fetched is not None
+    return fetched
+
+
+def _snapshot(name: str, kind: str, patterns: list[str], local_files_only: bool = False) -> Path | None:
+    """The folder of a revision; None if only local files may be used and there are none."""
     from huggingface_hub import errors, snapshot_download
 
     match = HUB_ID.fullmatch(name)
     repository, revision = (match["repository"], match["revision"]) if match else (name, None)
-    with_weights = _fetches_weights.get()
     try:
-        folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
-        if not with_weights or is_complete(folder):
-            return folder
-    except errors.LocalEntryNotFoundError:
-        pass
-    patterns = [*SETTINGS, *(WEIGHTS if with_weights else ())]
-    try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
+        folder = snapshot_download(
+            repository,
+            repo_type=kind,
+            revision=revision,
+            allow_patterns=patterns,
+            local_files_only=local_files_only,
+        )
+        return Path(folder)
     except errors.GatedRepoError:
         raise MissingFile(
             f"{repository} is gated", fix="accept its terms on its page, and set HF_TOKEN to a token of yours"
         ) from None
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        what = "revision" if isinstance(error, errors.RevisionNotFoundError) else "model"
+        what = "revision" if isinstance(error, errors.RevisionNotFoundError) else kind
         raise MissingFile(
             f"there is no folder {name}, and the Hugging Face Hub has no such {what} that you may read",
-            fix="correct the name, or set HF_TOKEN for a private model",
+            fix="correct the name, or set HF_TOKEN for a private one",
         ) from None
     except OSError as error:  # without a connection, offline, or the disk is full
+        if local_files_only:
+            return None
         raise InfraFailure(
             f"there is no folder {name}, and it cannot be fetched: {' '.join(str(error).split())[:200]}",
             fix="check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or name a folder",

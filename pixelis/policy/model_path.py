@@ -19,20 +19,19 @@ def resolve(name: str) -> Path:
 
     Raises MissingFile without config.json, and what `hub.fetch` raises.
     """
-    folder = NANO if name == "nano" else Path(name).expanduser()
+    if name == "nano":
+        folder = NANO
+    elif is_hub_id(name):
+        folder = hub.fetch(name)
+    else:
+        folder = Path(name).expanduser()
     if (folder / "config.json").is_file():
         return folder
     if name == "nano":
-        raise MissingFile(
-            f"the embedded model is missing from {NANO}",
-            fix="create it with `python scripts/pretrain_nano.py`",
-        )
-    if not is_hub_id(name):
-        raise MissingFile(
-            f"no model in {folder}",
-            fix="set policy.model to `nano`, to a folder with config.json, or to owner/name on the hub",
-        )
-    return hub.fetch(name)
+        fix = "create it with `python scripts/pretrain_nano.py`"
+        raise MissingFile(f"the embedded model is missing from {NANO}", fix=fix)
+    fix = "set policy.model to `nano`, to a folder with config.json, or to owner/name of the hub"
+    raise MissingFile(f"no model in {folder}", fix=fix)
 
 
 def fingerprint(folder: str | Path) -> str:

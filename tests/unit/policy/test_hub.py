@@ -1,4 +1,4 @@
-"""Models by their id, against a server that speaks the hub's protocol."""
+"""Models and data sets by their id, against a server that speaks the hub's protocol."""
 
 from __future__ import annotations
 
@@ -20,28 +20,37 @@ REPOSITORY, REVISION = "acme/tiny", "a" * 40
 ROOT = Path(__file__).resolve().parents[3]
 
 
+DATASET = "acme/digits"
+ROWS = {
+    f"data/{split}-00000.jsonl": json.dumps({"question": f"{split}?", "answer": "7"}).encode()
+    for split in ("train", "test")
+}
+
+
 class Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
-        parts = unquote(urlsplit(self.path).path).strip("/").split("/")
-        files = {file.name: file.read_bytes() for file in folder("qwen3_vl").iterdir()}
-        if parts[:2] == ["api", "models"] and "/".join(parts[2:4]) == REPOSITORY:
-            named = [(name, len(data), hashlib.sha1(data).hexdigest()) for name, data in files.items()]
-            if "tree" in parts:
-                self.answer(
-                    json.dumps(
-                        [{"type": "file", "path": n, "size": s, "oid": o} for n, s, o in named]
-                    ).encode()
-                )
-            else:
-                siblings = [{"rfilename": n, "size": s} for n, s, _ in named]
-                self.answer(json.dumps({"id": REPOSITORY, "sha": REVISION, "siblings": siblings}).encode())
-        elif "/".join(parts[:2]) == REPOSITORY and (data := files.get(parts[-1])) is not None:
-            self.server.fetched.append((self.command, parts[-1]))  # type: ignore[attr-defined]
-            etag = f'"{hashlib.sha1(data).hexdigest()}"'
-            self.answer(data, {"X-Repo-Commit": REVISION, "ETag": etag})
+        """Lists the files of a revision (/api/models/NAME/...), or sends one (/NAME/resolve/REVISION/FILE)."""
+        path = unquote(urlsplit(self.path).path).removeprefix("/")
+        is_listing, is_dataset = path.startswith("api/"), "datasets/" in path
+        parts = path.removeprefix("api/").removeprefix("models/").removeprefix("datasets/").split("/")
+        model = {file.name: file.read_bytes() for file in folder("qwen3_vl").iterdir()}
+        files = {REPOSITORY: model, DATASET: ROWS}.get("/".join(parts[:2]), {})
+        name = "/".join(parts[4:])
+        if not files or is_dataset is not (files is ROWS):
+            self.answer(b"{}", {"X-Error-Code": "RepoNotFound"}, status=404)
+        elif is_listing:
+            listed = [(n, len(data), hashlib.sha1(data).hexdigest()) for n, data in files.items()]
+            tree = [{"type": "file", "path": n, "size": s, "oid": o} for n, s, o in listed]
+            siblings = [{"rfilename": n, "size": s} for n, s, _ in listed]
+            about = {"id": "/".join(parts[:2]), "sha": REVISION, "siblings": siblings}
+            self.answer(json.dumps(tree if "tree" in parts else about).encode())
+        elif name in files:
+            self.server.fetched.append((self.command, name))  # type: ignore[attr-defined]
+            etag = f'"{hashlib.sha1(files[name]).hexdigest()}"'
+            self.answer(files[name], {"X-Repo-Commit": REVISION, "ETag": etag})
         else:
             self.answer(b"{}", {"X-Error-Code": "RepoNotFound"}, status=404)
 
@@ -124,6 +133,17 @@ def test_a_dry_run_fetches_settings_and_a_run_the_weights_once(hub: ThreadingHTT
     ]
     offline = run(LOAD, None, tmp_path, HF_HUB_OFFLINE="1")
     assert offline.stdout == loaded.stdout, offline.stderr
+
+
+def test_a_data_set_is_read_by_its_split(hub: ThreadingHTTPServer, tmp_path: Path):
+    read = f"""
+from pixelis.datasets.questions import read_questions
+print([q.question for q in read_questions("hf:{DATASET}?split=test", epochs=1)])
+"""
+    result = run(read, hub, tmp_path)
+    assert result.stdout == "['test?']\n", result.stderr
+    assert not any("train" in name for _, name in hub.fetched)
+    assert "?split=train" in run(read.replace("?split=test", ""), hub, tmp_path).stderr
 
 
 @pytest.mark.parametrize(
