@@ -94,7 +94,8 @@ def quantized_copy(folder: Path, settings: EngineConfig, spec: ModelSpec, on_gpu
     texts = [raw.get("text_config") or raw for raw in (own, original)]
     sizes = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"
     if (
-        any(texts[0].get(key) != texts[1].get(key) for key in sizes)
+        own.get("model_type") != original.get("model_type")
+        or any(texts[0].get(key) != texts[1].get(key) for key in sizes)
         or load_spec(copy, family=spec.family_name) != spec
     ):
         raise BadConfig(f"engine.model {copy} is no copy of {folder}", fix="quantise policy.model itself")

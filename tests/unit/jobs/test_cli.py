@@ -12,6 +12,7 @@ from command_line import Command
 
 from pixelis.config import load
 from pixelis.errors import BadConfig, BadInput
+from pixelis.families import FAMILIES
 from pixelis.families.spec import load_spec
 from pixelis.jobs import cli, completion, recipes, tiny_model
 
@@ -69,11 +70,11 @@ def test_bash_completes(words: list[str], offered: set[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", tiny_model.PATCH)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_tiny_model_is_a_folder_of_its_family(tmp_path: Path, family: str) -> None:
     assert tiny_model.make(tmp_path / "model", family) < 10**6
     spec = load_spec(tmp_path / "model")
-    assert spec.patch == tiny_model.PATCH[family]
+    assert spec.patch == FAMILIES[family].patch
     with pytest.raises(BadInput, match="exists"):
         tiny_model.make(tmp_path / "model", family)
 

@@ -35,7 +35,10 @@ RECIPES = [path for path in FILES if path.stem.split("_")[0] in JOBS]
 @pytest.fixture(scope="module", autouse=True)
 def _architectures_are_built_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimate, "Architecture", functools.cache(architecture.Architecture))
+        built = functools.cache(
+            lambda model, dtype: architecture.Architecture(config.PolicyConfig(model=model), dtype)
+        )
+        patch.setattr(estimate, "Architecture", lambda policy, dtype: built(policy.model, dtype))
         yield
 
 

@@ -17,6 +17,8 @@ from pixelis.dialogue.agent import Limits, run_episode
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import MIN_TEMPERATURE, SamplingParams
 from pixelis.errors import DeadlineExceeded, InfraFailure, PixelisError
+from pixelis.families import FAMILIES
+from pixelis.families.family import Family
 from pixelis.operations import select
 from pixelis.records import Exchange, Group
 from pixelis.serve.agent import Agent
@@ -32,7 +34,7 @@ LIMITS = Limits(max_turns=2, max_turn_tokens=64, max_context=2048, max_images=4)
 class Generators:
     """A router whose one generator plays each sample with the engine that its lines script."""
 
-    def __init__(self, *lines: str | BaseException, dialect: str = "qwen", **spec: str):
+    def __init__(self, *lines: str | BaseException, dialect: str = "qwen", **spec: Family):
         base = renderer("nano")
         model = dataclasses.replace(base.spec, **spec)
         self.renderer = Renderer(base.tokenizer, model, DialogueConfig(dialect=dialect), select(["zoom_in"]))
@@ -96,7 +98,7 @@ def test_an_earlier_answer_that_the_dialect_cannot_write_is_a_400(dialect: str, 
 
 def test_a_picture_for_a_model_of_text_is_a_400() -> None:
     with pytest.raises(PixelisError) as caught:
-        answer(Generators(ANSWER, family="qwen2"))
+        answer(Generators(ANSWER, family=FAMILIES["qwen2"]))
     error = api_error(caught.value)
     assert (error.status, error.code) == (400, "no_vision")
 
