@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from pixelis.config.references import HUB_ID, is_hub_id
-from pixelis.errors import InfraFailure, MissingFile
+from pixelis.errors import MissingFile
 
 SETTINGS = ("*.json", "*.jinja", "*.txt", "*.model")
 WEIGHTS = ("*.safetensors",)
@@ -32,7 +32,7 @@ def without_weights() -> Iterator[None]:
 def fetch(name: str) -> Path:
     """Folder of a model in the cache, fetched if it is not complete. Processes of a node wait for each other.
 
-    Raises MissingFile for a model that the hub lacks or does not show, InfraFailure if the hub cannot be reached.
+    Raises MissingFile for a model that the hub lacks or does not show, or if it cannot be reached.
     """
     with_weights = _fetches_weights.get()
     cached = _snapshot(name, "model", [], local_files_only=True)
@@ -78,7 +78,7 @@ def _snapshot(name: str, kind: str, patterns: list[str], local_files_only: bool 
     except OSError as error:  # without a connection, offline, or the disk is full
         if local_files_only:
             return None
-        raise InfraFailure(
+        raise MissingFile(
             f"there is no folder {name}, and it cannot be fetched: {' '.join(str(error).split())[:200]}",
             fix="check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or name a folder",
         ) from None

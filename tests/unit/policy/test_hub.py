@@ -150,7 +150,7 @@ print([q.question for q in read_questions("hf:{DATASET}?split=test", epochs=1)])
     ("name", "online", "kind"),
     [
         ("acme/other", True, "MissingFile"),
-        ("acme/other", False, "InfraFailure"),
+        ("acme/other", False, "MissingFile"),
         ("models/with/parts", True, "MissingFile"),
     ],
 )
