@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pixelis.config.references import HUB_ID, is_hub_id
 from pixelis.errors import MissingFile
+from pixelis.files import disk_failures
 
 SETTINGS = ("*.json", "*.jinja", "*.txt", "*.model")
 WEIGHTS = ("*.safetensors",)
@@ -32,7 +33,8 @@ def without_weights() -> Iterator[None]:
 def fetch(name: str) -> Path:
     """Folder of a model in the cache, fetched if it is not complete. Processes of a node wait for each other.
 
-    Raises MissingFile for a model that the hub lacks or does not show, or if it cannot be reached.
+    Raises MissingFile for a model that the hub lacks or does not show, or if it cannot be reached,
+    InfraFailure for a full disk.
     """
     with_weights = _fetches_weights.get()
     cached = _snapshot(name, "model", [], local_files_only=True)
@@ -52,36 +54,34 @@ def fetch_dataset(name: str, split: str) -> Path:
 
 def _snapshot(name: str, kind: str, patterns: list[str], local_files_only: bool = False) -> Path | None:
     """The folder of a revision; None if only local files may be used and there are none."""
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import constants, errors, snapshot_download
 
     match = HUB_ID.fullmatch(name)
     repository, revision = (match["repository"], match["revision"]) if match else (name, None)
+    missing = f"no {kind} in {name}: there is no such folder, and"
     try:
-        folder = snapshot_download(
-            repository,
-            repo_type=kind,
-            revision=revision,
-            allow_patterns=patterns,
-            local_files_only=local_files_only,
-        )
+        with disk_failures(Path(constants.HF_HUB_CACHE)):
+            folder = snapshot_download(
+                repository,
+                repo_type=kind,
+                revision=revision,
+                allow_patterns=patterns,
+                local_files_only=local_files_only,
+            )
         return Path(folder)
     except errors.GatedRepoError:
-        raise MissingFile(
-            f"{repository} is gated", fix="accept its terms on its page, and set HF_TOKEN to a token of yours"
-        ) from None
+        fix = "accept its terms on its page, and set HF_TOKEN to a token of yours"
+        raise MissingFile(f"{repository} is gated", fix=fix) from None
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        what = "revision" if isinstance(error, errors.RevisionNotFoundError) else kind
-        raise MissingFile(
-            f"there is no folder {name}, and the Hugging Face Hub has no such {what} that you may read",
-            fix="correct the name, or set HF_TOKEN for a private one",
-        ) from None
-    except OSError as error:  # without a connection, offline, or the disk is full
+        what = "revision" if isinstance(error, errors.RevisionNotFoundError) else "repository"
+        fix = "correct the name, or set HF_TOKEN for a private one"
+        raise MissingFile(f"{missing} the Hugging Face Hub shows you no such {what}", fix=fix) from None
+    except OSError as error:
         if local_files_only:
             return None
-        raise MissingFile(
-            f"there is no folder {name}, and it cannot be fetched: {' '.join(str(error).split())[:200]}",
-            fix="check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or name a folder",
-        ) from None
+        fix = "name a folder, or check the network, HF_ENDPOINT and HF_HUB_OFFLINE"
+        cause = str(error).partition("\n")[0]
+        raise MissingFile(f"{missing} the Hugging Face Hub cannot be reached ({cause})", fix=fix) from None
 
 
 def is_complete(folder: Path) -> bool:
