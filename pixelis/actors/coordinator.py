@@ -140,10 +140,8 @@ class Coordinator:
                 generator = await asyncio.to_thread(actor_handle, name)
                 await generator.ready.remote()
                 break
-            except (
-                InfraFailure,
-                RayError,
-            ):  # not created yet, or lost with its node: Ray starts it elsewhere
+            except (InfraFailure, RayError):
+                # Not created yet, or lost with its node: Ray starts it elsewhere.
                 await asyncio.sleep(self.router.timeouts.retry_pause_s)
         self.router.join(generator)
         self.log.write(events.JOINED, generator=name, generators=len(self.router.members))

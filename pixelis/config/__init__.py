@@ -25,6 +25,7 @@ from pixelis.config.load import load, parse
 from pixelis.config.memory import MemoryConfig
 from pixelis.config.policy import LoraConfig, PolicyConfig
 from pixelis.config.presets.algorithms import Algorithm
+from pixelis.config.ranks import RanksConfig
 from pixelis.config.rewards import (
     CuriosityConfig,
     CurriculumConfig,
@@ -41,6 +42,7 @@ from pixelis.config.rft import (
     RftConfig,
 )
 from pixelis.config.root import VLLM_LORA_RANKS, Config, absolute
-from pixelis.config.run import RanksConfig, RunConfig, TtrlConfig
+from pixelis.config.run import RunConfig
 from pixelis.config.sft import PartWeightsConfig, SftConfig, SftCurriculumConfig, StageConfig
 from pixelis.config.toolbox import ToolboxConfig
+from pixelis.config.ttrl import TtrlConfig

@@ -26,16 +26,19 @@ from pixelis.config.evolution import EvolutionConfig
 from pixelis.config.learner import LearnerConfig
 from pixelis.config.memory import MemoryConfig
 from pixelis.config.policy import PolicyConfig, PolicyStoreConfig
+from pixelis.config.quickstart import QuickstartConfig
+from pixelis.config.ranks import RanksConfig
 from pixelis.config.references import is_hub_id
 from pixelis.config.refinement import RefinementConfig
 from pixelis.config.rewards import RewardsConfig
 from pixelis.config.rft import RftConfig
-from pixelis.config.run import QuickstartConfig, RanksConfig, RunConfig, TtrlConfig
+from pixelis.config.run import RunConfig
 from pixelis.config.serve import ServeConfig
 from pixelis.config.sft import SftConfig
 from pixelis.config.synthesis import SynthesisConfig
 from pixelis.config.telemetry import TelemetryConfig
 from pixelis.config.toolbox import ToolboxConfig
+from pixelis.config.ttrl import TtrlConfig
 
 PATHS = (
     "run.dir",

@@ -44,10 +44,8 @@ def export(
     policy = load_adapter(folder, lazily=True)
     run = folder.parent.parent / "config.yaml"
     trained = yaml.safe_load(run.read_text(encoding="utf-8"))["policy"] if run.is_file() else {}
-    base, family = (
-        _base_model(folder, model or trained.get("model"), policy.base_sha256),
-        trained.get("family"),
-    )
+    base = _base_model(folder, model or trained.get("model"), policy.base_sha256)
+    family = trained.get("family")
     if policy.kind == "full" and not merge:
         raise BadInput(f"{folder} holds all parameters, which are no adapter", fix="add --merge")
     size = sum(file.stat().st_size for file in base.glob("*.safetensors")) if merge else policy.nbytes
