@@ -29,8 +29,8 @@ LONG = {"async_overlap", "capabilities", "conversation", "coordinator", "curricu
 LONG |= {"every_preset", "forgetting", "gpu", "learning_trap", "memory", "one_copy", "operations"}
 LONG |= {"rank_recovery", "robustness", "service", "soak", "vote_learning"}
 """Benchmarks whose smoke run takes half a minute, most of it to start jobs or models."""
-OWN_PROCESS = {"memory"}
-"""Benchmarks that fork, which is unsafe in a process with Ray's threads."""
+OWN_PROCESS = {"learning_trap", "memory"}
+"""Benchmarks that end their connection to Ray, or fork, which is unsafe in a process with Ray's threads."""
 
 
 @pytest.fixture(scope="module")
