@@ -70,8 +70,8 @@ class Find(Operation):
         for i in chosen:
             numbers = [round(v, 6) for v in compose(region, boxes[i].tolist())]
             key = json.dumps([target.root, target.frame, arguments.text, numbers])
-            found = {"box": numbers, "score": round(float(scores[i]), 3), "method": detector.kind}
-            records.append(target.record(key, label=arguments.text, **found))
+            detection = {"box": numbers, "score": round(float(scores[i]), 3), "method": detector.kind}
+            records.append(target.record(key, label=arguments.text, **detection))
         if not records:
             best = f"{scores.max():.2f}" if len(scores) else "none"
             text = f"no {arguments.text} found; the best score {best} is below {detector.threshold:g}"

@@ -99,8 +99,8 @@ def describe(segment: Segment, target: Target) -> dict[str, Any]:
     """The record of an object, 0..1 of the whole picture or frame; its id hashes media and mask."""
     code = segment.mask.encode()
     key = f"{target.root}:{target.frame}:{code['size']}:{code['counts']}"
-    found = {"area": segment.mask.area, "score": segment.score, "method": segment.method, "mask": code}
-    return target.record(key, box=list(segment.mask.box), **found)
+    properties = {"area": segment.mask.area, "score": segment.score, "method": segment.method, "mask": code}
+    return target.record(key, box=list(segment.mask.box), **properties)
 
 
 def percent(share: float) -> str:
