@@ -79,7 +79,7 @@ class Learner:
         """Run forward and backward on packed rows; return the negative log-likelihood of all policy
         tokens.
         """
-        use_packed_attention(self.model)
+        use_packed_attention(self.model.model.language_model)
         total = 0.0
         for batch in batches:
             features = self._view_features(batch)

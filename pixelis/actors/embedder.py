@@ -26,14 +26,13 @@ class Embedder:
         use_reserved_gpus()
         import torch
 
-        from pixelis.families.attention import use_packed_attention
         from pixelis.policy.model import load_model
 
         torch.set_num_threads(config.engine.threads)
         self.config = config
         lower_priority(config)
         self.model, self.tokenizer, self.spec = load_model(config.policy)
-        use_packed_attention(self.model)
+        self.spec.family.attend_packed(self.model)
         freeze_gc()
 
     def health(self) -> str:

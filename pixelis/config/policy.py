@@ -19,10 +19,14 @@ class LoraConfig(Section):
     rank"""
     dropout: float = Field(0.0, ge=0, lt=1)
     """dropout on the input of the adapters"""
-    targets: list[str] = Field(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
-    """names of the linear layers of the language model with adapters"""
+    targets: list[str] = Field(["all-linear"])
+    """names of the linear layers of the language model with adapters; all-linear: all but lm_head"""
     vision_tower: bool = False
     """adapters on all linear layers of the vision tower too; vLLM then loads merged weights"""
+
+    def adapts(self, layer: str) -> bool:
+        """Whether a linear layer of the language model, or `lm_head`, gets an adapter. layer: its own name."""
+        return layer in self.targets or ("all-linear" in self.targets and layer != "lm_head")
 
     @property
     def is_of_language_layers(self) -> bool:

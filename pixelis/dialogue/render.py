@@ -20,7 +20,7 @@ from pixelis.dialogue.dialects.base import by_exchange
 from pixelis.dialogue.session import TokenCallback
 from pixelis.errors import BadConfig, BadInput, OperationError
 from pixelis.families.family import ModelSpec
-from pixelis.families.spec import is_control, token_id
+from pixelis.families.spec import is_control
 from pixelis.operations.environment import Environment, environment_of
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
@@ -54,7 +54,6 @@ class Renderer:
         environments: Mapping[str, type[Environment]] | None = None,
     ):
         self.tokenizer, self.spec = tokenizer, spec
-        self.start, self.end = Tag(spec.family.marks.start), Tag(spec.family.marks.end)
         self.dialect = DIALECTS[config.dialect]
         self.operations = {
             operation.name: operation for operation in operations if self.dialect.offers(operation)
@@ -80,10 +79,16 @@ class Renderer:
         self._banned = frozenset(spec.banned)
         added = tokenizer.added_tokens_decoder.values()
         controls = {token.content for token in added if is_control(token.content, bool(token.special))}
-        token_id(tokenizer, self.start)
         self._control = re.compile(
             "|".join(re.escape(text) for text in sorted(controls, key=len, reverse=True))
         )
+        chat = spec.chat
+        self._prefix = self._marked(chat.prefix)
+        self._openers, self._closers = (
+            {role: self._marked(text) for role, text in texts.items()}
+            for texts in (chat.openers, chat.closers)
+        )
+        self._stop, *self._after_stop = self._closers["assistant"]
 
     def offered(self, question: Question, operations: bool = True) -> dict[str, type[Operation]]:
         """The operations that the policy may use for this question, by name; none without ``operations``."""
@@ -112,13 +117,12 @@ class Renderer:
             )
         if system:
             text = _clean("".join(piece for piece in system if isinstance(piece, str)))
-            tokens = self._encode([self.start, "system\n", *system, self.end, "\n"])
+            tokens = self._encode([*self._openers["system"], *system, *self._closers["system"]])
             turns.append(Turn(role="system", text=text, tokens=tokens))
         for text, shown, answer in by_exchange(question, views):
-            said = (
-                [] if answer is None else [*self.dialect.render(answer, self._scale(shown)), self.end, "\n"]
-            )
+            said = [] if answer is None else self.dialect.render(answer, self._scale(shown))
             turns.append(self._exchange(text, shown, bool(offered), instruct, said))
+        turns[0].tokens = [*self._encode(self._prefix), *turns[0].tokens]
         return turns
 
     @functools.cached_property
@@ -135,11 +139,9 @@ class Renderer:
             raise BadInput(
                 f"the tokenizer's chat template fails: {error}", fix="set dialogue.system=none"
             ) from None
-        before, opening, closing = (
-            text.partition(f"{self.start}user\n")[0],
-            f"{self.start}system\n",
-            f"{self.end}\n",
-        )
+        chat = self.spec.chat
+        before = text.partition(chat.openers["user"])[0]
+        opening, closing = chat.prefix + chat.openers["system"], chat.closers["system"]
         if not (before.startswith(opening) and before.endswith(closing)):
             return []
         return [Tag(before.removeprefix(opening).removesuffix(closing))]
@@ -148,17 +150,11 @@ class Renderer:
         self, question: str, views: Sequence[ImageView], tools: bool, instruct: bool, answer: Sequence[str]
     ) -> Turn:
         pieces = self.dialect.question(question, views, tools, instruct)
-        said = ("".join(p for p in part if isinstance(p, str) and p != self.end) for part in (pieces, answer))
-        text = "\n".join(filter(None, said))
-        tokens = self._encode(
-            [self.start, "user\n", *pieces, self.end, "\n", self.start, "assistant\n", *answer]
-        )
-        return Turn(
-            role="user",
-            text=_clean(text).rstrip("\n") if answer else _clean(text),
-            tokens=tokens,
-            images=[view.id for view in views],
-        )
+        said = ("".join(p for p in part if isinstance(p, str)) for part in (pieces, answer))
+        text = _clean("\n".join(filter(None, said)))
+        asked = [*self._openers["user"], *pieces, *self._closers["user"], *self._openers["assistant"]]
+        tokens = self._encode([*asked, *answer, *(self._closers["assistant"] if answer else [])])
+        return Turn(role="user", text=text, tokens=tokens, images=[view.id for view in views])
 
     def observation(
         self, observation: Observation, images_so_far: int = 0, place: int = 0, count: int = 1
@@ -173,9 +169,9 @@ class Renderer:
         text = _clean(
             "".join(piece for piece in pieces if isinstance(piece, str) and not isinstance(piece, Tag))
         )
-        opener = [] if place else [self.start, "user\n"]
-        closer = [self.end, "\n", self.start, "assistant\n"] if last else []
-        tokens = self._encode(["\n", *opener, *pieces, *closer])
+        opener = ["\n"] if place else [*self._after_stop, *self._openers["user"]]
+        closer = [*self._closers["user"], *self._openers["assistant"]] if last else []
+        tokens = self._encode([*opener, *pieces, *closer])
         images = [view.id for view in observation.images]
         return Turn(role="tool", text=text, tokens=tokens, images=images, observation=observation)
 
@@ -271,11 +267,16 @@ class Renderer:
         return self._said(self.dialect.pieces(text))
 
     def _said(self, pieces: Sequence[str]) -> Turn:
-        tokens = self._encode([*pieces, self.end])
+        tokens = self._encode([*pieces, self._stop])
         return Turn(role="assistant", text=_clean("".join(pieces)), tokens=tokens)
 
     def _scale(self, images: Sequence[ImageView]) -> Scale:
         return Scale.of(self.coordinates, images, slack=self.spec.multiple, clamp=self.clamp)
+
+    def _marked(self, text: str) -> list[Piece]:
+        """A text of the chat format as pieces, its control tokens by themselves."""
+        parts = re.split(f"({self._control.pattern})", text)
+        return [Tag(part) if i % 2 else part for i, part in enumerate(parts) if part]
 
     def _encode(self, pieces: Sequence[Piece]) -> list[int]:
         """Images become pads, Tags their control tokens, other text plain text."""
@@ -297,8 +298,7 @@ class Renderer:
                     fix="name a vision-language model in policy.model, or questions without media",
                 )
             width, height = piece.view_size
-            pads = [self.spec.image_token] * self.spec.image_tokens(height, width)
-            out += [self.spec.vision_start, *pads, self.spec.vision_end]
+            out += self.spec.family.image_ids(self.spec, height, width)
         return out + self._encode_text(pending)
 
     def _encode_text(self, text: str) -> list[int]:

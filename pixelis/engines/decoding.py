@@ -20,7 +20,6 @@ from torch import Tensor
 
 from pixelis.dialogue.session import MIN_TEMPERATURE, Completion, SamplingParams
 from pixelis.families.features import Features, concatenate
-from pixelis.families.positions import mrope_positions
 from pixelis.policy.forward import FeatureCache, VisionLanguageModel
 from pixelis.policy.log_probs import banned_mask
 from pixelis.policy.samples import view_digest
@@ -116,11 +115,9 @@ class Decoder:
         """Compute the positions and digests of a row. Raises BadInput if its tokens and views disagree."""
         past = row.past
         row.ids = np.asarray(row.tokens if past is None else [past.token, *row.tokens], dtype=np.int64)
-        grids = [self.spec.grid(view.shape[0], view.shape[1]) for view in row.views]
+        sizes = [(view.shape[0], view.shape[1]) for view in row.views]
         start = 0 if past is None else past.position
-        row.positions, row.free = mrope_positions(
-            row.ids, grids, self.spec.image_token, self.spec.merge, start
-        )
+        row.positions, row.free = self.spec.family.positions(self.spec, row.ids, sizes, start)
         row.digests = [view_digest(view) for view in row.views]
         prompt = hashlib.blake2b(b"".join([row.ids.tobytes(), *row.digests]), digest_size=8)
         row.origin = int.from_bytes(prompt.digest()) if past is None else past.origin

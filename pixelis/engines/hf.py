@@ -23,7 +23,6 @@ from pixelis.dialogue.session import Completion, SamplingParams, TokenCallback
 from pixelis.engines.decoding import Decoder, Past, Row
 from pixelis.engines.engine import Engine, EngineSession
 from pixelis.errors import InfraFailure, PixelisError
-from pixelis.families.attention import use_cached_attention
 from pixelis.policy.adapters import is_vision
 from pixelis.policy.lora import BaseWeights, merge_into
 from pixelis.policy.model import load_model
@@ -97,7 +96,7 @@ class HfEngine(Engine[HfSession]):
         self.model, self.tokenizer, self.spec = load_model(policy, folder=model_folder)
         self.model.requires_grad_(False)
         self._device = next(self.model.parameters()).device
-        use_cached_attention(self.model)
+        self.spec.family.attend_cached(self.model)
         super().__init__(fingerprint(model_folder), drains=engine.on_update == "drain")
         self.max_num_seqs, self.seed = engine.max_num_seqs, seed
         self._decoder = Decoder(self.model, self.spec, self.tokenizer)

@@ -34,7 +34,6 @@ from pixelis.errors import (
     PixelisError,
     install_extra,
 )
-from pixelis.families.positions import mrope_positions
 from pixelis.families.spec import load_spec, load_tokenizer
 from pixelis.policy.export import BaseFile, write_peft
 from pixelis.policy.model import pick_dtype
@@ -93,12 +92,12 @@ class VllmSession(EngineSession):
         if sampling.temperature and not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:
             raise BadInput(f"vLLM supports temperature 0 and {MIN_TEMPERATURE} to {MAX_TEMPERATURE}")
         self.engine.check_views(len(self.pictures), views)
-        grids = [spec.grid(view.shape[0], view.shape[1]) for view in views]
-        _, position = mrope_positions(np.asarray(tokens), grids, spec.image_token, spec.merge, self.position)
+        sizes = [(view.shape[0], view.shape[1]) for view in views]
+        _, position = spec.family.positions(spec, np.asarray(tokens), sizes, self.position)
         ids, short, pictures = len(self.ids), len(self.short), len(self.pictures)
-        # One pad per picture: vLLM expands them, and its prompt is compared with ours afterwards.
-        sizes = [spec.image_tokens(*view.shape[:2]) for view in views]
-        self.short += collapse(tokens, sizes, spec.image_token)
+        # vLLM expands the pictures' tokens, and its prompt is compared with ours afterwards.
+        pieces = [spec.family.image_ids(spec, *size) for size in sizes]
+        self.short += collapse(tokens, pieces, spec.family.vllm_image(spec))
         self.ids += (int(token) for token in tokens)
         self.pictures += [Image.fromarray(view) for view in views]
         self.digests += [view_digest(view).hex() for view in views]
@@ -474,13 +473,14 @@ class VllmEngine(Engine[VllmSession]):
             )
 
 
-def collapse(tokens: Sequence[int], sizes: Sequence[int], image_token: int) -> list[int]:
-    """Replace each picture's run of image tokens (of `sizes`, in order) by one token."""
-    short, place, images = [], 0, iter(sizes)
-    while place < len(tokens):
-        short.append(int(tokens[place]))
-        place += next(images) if tokens[place] == image_token else 1
-    return short
+def collapse(tokens: Sequence[int], pieces: Sequence[Sequence[int]], placeholder: Sequence[int]) -> list[int]:
+    """Replace each picture's `pieces` of the tokens, which stand in this order, by a placeholder."""
+    short, ids = list[int](), [int(token) for token in tokens]
+    for piece in pieces:
+        place = next(i for i in range(len(ids)) if ids[i : i + len(piece)] == list(piece))
+        short += [*ids[:place], *placeholder]
+        ids = ids[place + len(piece) :]
+    return short + ids
 
 
 def _number(*values: object) -> int:

@@ -36,17 +36,17 @@ class Segments:
     inverse: Int[Tensor, " row"]
 
 
-def use_packed_attention(model: Any) -> bool:
+def use_packed_attention(language_model: Any) -> bool:
     """Switch to `packed_attention`, with which samples can share prompts; False with flash attention."""
-    text = model.model.language_model.config
+    text = language_model.config
     if text._attn_implementation == "sdpa":
         text._attn_implementation = PACKED
     return bool(text._attn_implementation == PACKED)
 
 
-def use_cached_attention(model: Any) -> None:
+def use_cached_attention(language_model: Any) -> None:
     """Switch to `cached_attention`. Callers must pass 4-D masks."""
-    model.model.language_model.config._attn_implementation = CACHED
+    language_model.config._attn_implementation = CACHED
 
 
 def packed_attention(

@@ -22,11 +22,37 @@ CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
-class Marks(NamedTuple):
-    """Special tokens of the chat format. A turn is `start`, its role, a line break, its content and `end`."""
+ROLES = ("system", "user", "assistant")
 
-    start: str = "<|im_start|>"
-    end: str = "<|im_end|>"
+
+class Chat(NamedTuple):
+    """The chat format: `prefix`, then each turn's opener, content and closer, by role.
+
+    stop: the token that ends the policy's turns, with which the assistant's closer begins.
+    """
+
+    openers: Mapping[str, str]
+    closers: Mapping[str, str]
+    stop: str
+    prefix: str = ""
+
+    @classmethod
+    def bracketed(cls, start: str, end: str, prefix: str = "", assistant: str = "assistant") -> Chat:
+        """A turn is `start`, its role, a line break, its content, `end` and a line break.
+
+        assistant: that role's name in the format.
+        """
+        names = {role: role for role in ROLES} | {"assistant": assistant}
+        openers = {role: f"{start}{name}\n" for role, name in names.items()}
+        return cls(openers, dict.fromkeys(ROLES, f"{end}\n"), end, prefix)
+
+
+CHATML = Chat.bracketed("<|im_start|>", "<|im_end|>")
+
+
+class Marks(NamedTuple):
+    """Special tokens beside those of the chat format."""
+
     pad: str = "<|endoftext|>"
     vision_start: str = "<|vision_start|>"
     vision_end: str = "<|vision_end|>"
@@ -34,7 +60,7 @@ class Marks(NamedTuple):
     video: str = "<|video_pad|>"
 
 
-CHATML = Marks()
+QWEN_MARKS = Marks()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +79,11 @@ class Family:
     image_std: tuple[float, ...] = HALF
     image_token: int = 151655
     video_token: int = 151656
-    marks: Marks = CHATML
+    marks: Marks = QWEN_MARKS
     reads_images: bool = True
     """False for models of text alone: questions with pictures are refused."""
+    language_model: str = "model.language_model"
+    """Path of the language model in the model. All else but `lm_head` counts as the vision tower."""
     stacked: Mapping[str, int] = field(default_factory=dict)
     """Stacked experts below `mlp.` -> dimension of the hidden size in transformers' layout."""
     key_mapping: Mapping[str, str] = field(default_factory=dict)
@@ -67,6 +95,54 @@ class Family:
 
     def prepare(self, model: Any) -> None:
         """Adjust a loaded model, without changing what it computes."""
+
+    def language(self, model: Any) -> Any:
+        """The language model in a model."""
+        return model.get_submodule(self.language_model)
+
+    def chat(self, tokenizer: Any) -> Chat:
+        """The chat format of a model."""
+        return CHATML
+
+    def image_tokens(self, spec: ModelSpec, height: int, width: int) -> int:
+        """Image tokens of a view of this size in pixels. Raises BadInput for a size that views cannot have."""
+        rows, columns = spec.token_grid(height, width)
+        return rows * columns
+
+    def image_ids(self, spec: ModelSpec, height: int, width: int) -> list[int]:
+        """The tokens that stand for a view in a turn; features replace its image tokens."""
+        return [spec.vision_start, *[spec.image_token] * spec.image_tokens(height, width), spec.vision_end]
+
+    def positions(
+        self,
+        spec: ModelSpec,
+        tokens: Int[np.ndarray, " tokens"],
+        sizes: Sequence[tuple[int, int]],
+        start: int = 0,
+    ) -> tuple[Int[np.ndarray, "3 tokens"], int]:
+        """Positions of a sample or its next piece on the axes of M-RoPE, and the next free position.
+
+        sizes: height and width in pixels of each view; start: the free position after the previous piece.
+        Raises BadInput if image tokens and views disagree. Without M-RoPE all axes are equal.
+        """
+        import numpy as np
+
+        expected = sum(spec.image_tokens(*size) for size in sizes)
+        if (pads := int((tokens == spec.image_token).sum())) != expected:
+            raise BadInput(f"{len(sizes)} images need {expected} image tokens, the sample has {pads}")
+        return np.broadcast_to(np.arange(start, start + len(tokens)), (3, len(tokens))), start + len(tokens)
+
+    def attend_packed(self, model: Any) -> bool:
+        """Prepare a model for the learner's packed rows; returns whether samples can share prompts."""
+        from pixelis.families.attention import use_packed_attention
+
+        return use_packed_attention(self.language(model))
+
+    def attend_cached(self, model: Any) -> None:
+        """Prepare a model for the engine, which passes boolean 4-D masks and its own cache."""
+        from pixelis.families.attention import use_cached_attention
+
+        use_cached_attention(self.language(model))
 
     def parameter_name(self, name: str) -> str:
         """The name of a parameter in transformers from that in a checkpoint."""
@@ -97,7 +173,7 @@ class Family:
         """Hidden states of the last layer.
 
         positions: 3 M-RoPE axes, optionally preceded by text positions; features: of all image tokens, in
-        row-major order.
+        row-major order; attention: `segments` of a packed row, or the engine's mask and cache.
         """
         raise NotImplementedError
 
@@ -112,6 +188,10 @@ class Family:
         with the learner's.
         """
         return None
+
+    def vllm_image(self, spec: ModelSpec) -> list[int]:
+        """The tokens for a view in a prompt for vLLM, which expands them to `image_ids`."""
+        return [spec.vision_start, spec.image_token, spec.vision_end]
 
     def save_processor(self, model: Any, folder: Path, pixels: int) -> None:
         """Write the settings of the image processor, with which a view has `pixels` pixels, to a model folder."""
@@ -136,6 +216,7 @@ class ModelSpec:
     video_token: int
     vision_start: int
     vision_end: int
+    chat: Chat
     stop: int
     pad: int
     coordinates: Coordinates
@@ -162,7 +243,11 @@ class ModelSpec:
             )
         return 1, height // self.patch, width // self.patch
 
-    def image_tokens(self, view_height: int, view_width: int) -> int:
+    def token_grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of a view's image tokens, if one stands for each `multiple` squared."""
+        _, rows, columns = self.grid(height, width)
+        return rows // self.merge, columns // self.merge
+
+    def image_tokens(self, height: int, width: int) -> int:
         """Image tokens of a view of this size in pixels."""
-        frames, rows, columns = self.grid(view_height, view_width)
-        return frames * rows * columns // self.merge**2
+        return self.family.image_tokens(self, height, width)

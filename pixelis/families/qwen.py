@@ -30,6 +30,18 @@ class Qwen(Family):
             return f"model.language_model.{name.removeprefix('model.')}"
         return name
 
+    def positions(
+        self,
+        spec: ModelSpec,
+        tokens: Int[np.ndarray, " tokens"],
+        sizes: Sequence[tuple[int, int]],
+        start: int = 0,
+    ) -> tuple[Int[np.ndarray, "3 tokens"], int]:
+        from pixelis.families.positions import mrope_positions
+
+        grids = [spec.grid(*size) for size in sizes]
+        return mrope_positions(tokens, grids, spec.image_token, spec.merge, start)
+
     def hidden_states(
         self,
         model: Any,
@@ -39,7 +51,10 @@ class Qwen(Family):
         features: Features | None,
         **attention: Any,
     ) -> Float[Tensor, "rows length hidden"]:
-        language_model = model.model.language_model
+        language_model = self.language(model)
+        # Flash attention derives the samples from the restarting positions and takes no such argument
+        if "flash" in language_model.config._attn_implementation:
+            attention.pop("segments", None)
         embeds = language_model.embed_tokens(tokens)
         if features is not None:
             is_image = tokens == spec.image_token

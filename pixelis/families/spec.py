@@ -43,7 +43,8 @@ def load_spec(
     if not own.reads_images:
         image_token, video_token = (token_id(tokenizer, t) for t in (own.marks.image, own.marks.video))
     vocab = int(text.get("vocab_size", own.vocab))
-    stop = token_id(tokenizer, own.marks.end)
+    chat = own.chat(tokenizer)
+    stop = token_id(tokenizer, chat.stop)
     named = {"image_token_id": own.marks.image, "video_token_id": own.marks.video}
     _check_tokens(tokenizer, vocab, {key: (raw[key], mark) for key, mark in named.items() if key in raw})
     banned = {
@@ -64,6 +65,7 @@ def load_spec(
         video_token=video_token,
         vision_start=token_id(tokenizer, own.marks.vision_start),
         vision_end=token_id(tokenizer, own.marks.vision_end),
+        chat=chat,
         stop=stop,
         pad=token_id(tokenizer, tokenizer.pad_token or own.marks.pad),
         coordinates=own.coordinates,

@@ -113,7 +113,8 @@ def is_finite(values: np.ndarray) -> bool:
 
 
 def is_vision(name: str) -> bool:
-    return ".visual." in name
+    """Whether a parameter or layer is of the vision tower: neither of the language model nor `lm_head`."""
+    return not {"language_model", "text_model", "lm_head"} & set(name.split("."))
 
 
 def adapter_bytes(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pixelis.families.spec import model_family
+from pixelis.policy.adapters import is_vision
 from pixelis.policy.lora import adapted_layers
 from pixelis.policy.model_path import resolve
 from pixelis.policy.ranks import ranks_of
@@ -26,7 +27,7 @@ class Architecture:
         with torch.device("meta"):
             self.model: Any = model._from_config(self.config, dtype=dtype)
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        self.vision_parameters = sum(p.numel() for p in self.model.model.visual.parameters())
+        self.vision_parameters = sum(p.numel() for n, p in self.model.named_parameters() if is_vision(n))
         self.text: Any = self.config.get_text_config()
         self.vision: Any = getattr(self.config, "vision_config", None)
         self.head_width = int(

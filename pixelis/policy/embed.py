@@ -110,10 +110,10 @@ def question_vectors(
     flat = [view for images in views for view in images]
     vectors = []
     for view, features in zip(flat, spec.family.encode_views(model, spec, flat) if flat else [], strict=True):
-        vector = pool(features.embeds, view.shape[0] // spec.multiple, view.shape[1] // spec.multiple)
+        vector = pool(features.embeds, *spec.token_grid(*view.shape[:2]))
         vectors.append(functional.normalize(vector, dim=0).cpu().numpy())
     ordered = iter(vectors)
-    table = model.model.language_model.embed_tokens
+    table = spec.family.language(model).get_input_embeddings()
     out = []
     for tokens, images in zip(texts, views, strict=True):
         visual = np.mean([next(ordered) for _ in images], axis=0) if images else None

@@ -6,11 +6,13 @@ input and of its weights; attention counts whole squares, recomputation and a fr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+from pixelis.policy.adapters import is_vision
 
 if TYPE_CHECKING:
     from pixelis.policy.forward import VisionLanguageModel
@@ -52,10 +54,12 @@ class FlopCounter:
         head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         self.attention = 4 * text.num_hidden_layers * text.num_attention_heads * head_width
         active = getattr(text, "num_experts_per_tok", 0) / max(1, getattr(text, "num_experts", 0))
-        self.layers = _per_token(model.model.language_model.layers, active)
-        self.head = _per_token(model.lm_head)
-        visual = model.model.visual
-        self.vision = _per_token(visual) if any(p.requires_grad for p in visual.parameters()) else 0
+        tower = [parameter for name, parameter in model.named_parameters() if is_vision(name)]
+        self.head = _per_token(model, lambda name: name.startswith("lm_head"))
+        self.vision = _per_token(model, is_vision) if any(p.requires_grad for p in tower) else 0
+        self.layers = _per_token(
+            model, lambda name: not (name.startswith("lm_head") or is_vision(name)), active
+        )
 
     def step(self, batch: PackedBatch, lengths: Sequence[int], workers: int = 1) -> float:
         """Operations of a micro-batch. workers: that divide its row."""
@@ -70,15 +74,17 @@ class FlopCounter:
         return float(self.layers * tokens + self.vision * patches + whole / workers)
 
 
-def _per_token(module: nn.Module, active: float = 1.0) -> int:
-    """active: share of the stacked experts that a token passes."""
+def _per_token(model: nn.Module, counts: Callable[[str], bool], active: float = 1.0) -> int:
+    """counts: whether a module or parameter is part of it; active: share of the experts that a token passes."""
     matrices: list[tuple[Any, float]] = [
         (m.weight, 1.0)
-        for m in module.modules()
-        if isinstance(m, nn.Linear) or type(m).__name__.endswith("TopKRouter")
+        for name, m in model.named_modules()
+        if counts(name) and (isinstance(m, nn.Linear) or type(m).__name__.endswith("TopKRouter"))
     ]
     experts = ("experts.gate_up_proj", "experts.down_proj")
-    matrices += [(p, active) for name, p in module.named_parameters() if name.endswith(experts)]
+    matrices += [
+        (p, active) for name, p in model.named_parameters() if name.endswith(experts) and counts(name)
+    ]
     total = 0.0
     for parameter, share in matrices:
         passes = 3 if parameter.requires_grad else 2

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pixelis.families.attention import PACKED
 from pixelis.families.features import Features
 
 if TYPE_CHECKING:
@@ -74,11 +73,6 @@ def packed_hidden_states(
     """Hidden states of a packed batch. features: of its distinct views, in order."""
     if features is not None:
         features = features.rows(batch.image_rows)
-    # Flash attention derives the samples from the restarting positions and takes no such argument.
-    is_packed = model.model.language_model.config._attn_implementation == PACKED
-    if is_packed or attention:
-        attention["segments"] = batch.segments
+    attention |= {"segments": batch.segments, "use_cache": False}
     positions = batch.positions[:, None]
-    return spec.family.hidden_states(
-        model, spec, batch.tokens[None], positions, features, use_cache=False, **attention
-    )[0]
+    return spec.family.hidden_states(model, spec, batch.tokens[None], positions, features, **attention)[0]

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from pixelis import config
 from pixelis.errors import BadConfig
-from pixelis.families.attention import use_packed_attention
 from pixelis.families.features import Features, concatenate
-from pixelis.policy.adapters import Adapter, check_adapter, without_change
+from pixelis.policy.adapters import Adapter, check_adapter, is_vision, without_change
 from pixelis.policy.critic import Critic
 from pixelis.policy.deepspeed_engine import Shards, ZeroEngine, deepspeed_config, ensure_process_group
 from pixelis.policy.distributed import sum_over_workers
@@ -65,13 +64,15 @@ class LearnerModel:
         )
         self.base_sha256 = fingerprint(resolve(policy.model))
         self.sequence = SequenceGroup.create(learner.sequence_parallel)
-        self.shares_prompts = use_packed_attention(self.network)
-        self.sequence.check(self.network)
+        family = self.spec.family
+        self.shares_prompts = family.attend_packed(self.network)
+        text = family.language(self.network).config
+        self.sequence.check(text)
         if policy.gradient_checkpointing:
             self.network.gradient_checkpointing_enable({"use_reentrant": False})
         if policy.full:
-            self.network.requires_grad_(True)
-            self.network.model.visual.requires_grad_(not policy.freeze_vision_tower)
+            for name, parameter in self.network.named_parameters():
+                parameter.requires_grad_(not (policy.freeze_vision_tower and is_vision(name)))
             parameters = {name: p for name, p in self.network.named_parameters() if p.requires_grad}
         else:
             add_lora(self.network, policy.lora, seed)
@@ -84,9 +85,7 @@ class LearnerModel:
         self.critic: Critic | None = None
         self.hidden: Tensor | None = None
         if critic is not None:
-            self.critic = Critic(
-                self.network.model.language_model.config.hidden_size, critic, seed, self.device
-            )
+            self.critic = Critic(text.hidden_size, critic, seed, self.device)
             module.observe = functools.partial(setattr, self, "hidden")
         self.zero = ZeroEngine(module, parameters, learner, bfloat16, self.device)
         if adapter is not None:

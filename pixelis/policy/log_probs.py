@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pixelis.families.features import Features, concatenate
+from pixelis.policy.adapters import is_vision
 from pixelis.policy.forward import VisionLanguageModel, packed_hidden_states
 from pixelis.policy.lora_linear import LoraLinear
 from pixelis.policy.sequence_parallel import SequenceGroup
@@ -364,7 +365,7 @@ class PolicyModule(nn.Module):
             if not views:
                 # ZeRO-3 needs every worker to run the vision tower, and so does a trainable tower, whose
                 # gradients are summed over workers: without images, on a dummy view.
-                weight = next(self.model.model.visual.parameters(), None)
+                weight = next((p for n, p in self.model.named_parameters() if is_vision(n)), None)
                 if weight is not None and (self.one_pass or weight.requires_grad):
                     views = [np.zeros((self.spec.multiple, self.spec.multiple, 3), dtype=np.uint8)]
             if views:

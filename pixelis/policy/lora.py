@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pixelis import config
 
 
+ALL_LINEAR = "all-linear"
 _LORA_NAME = re.compile(r"(.+)\.lora_([AB])\.default\.weight")
 
 
@@ -34,11 +35,11 @@ def adapted_layers(model: nn.Module, targets: list[str], vision_tower: bool = Fa
         if not isinstance(module, torch.nn.Linear):
             continue
         last = name.rsplit(".", 1)[-1]
-        if "language_model." in name or name == "lm_head":
+        if not is_vision(name):
             choices.add(last)
-            if last in targets:
+            if last in targets or (ALL_LINEAR in targets and last != "lm_head"):
                 layers[name] = module
-        elif vision_tower and is_vision(name):
+        elif vision_tower:
             layers[name] = module
     if vision_tower and not any(map(is_vision, layers)):
         raise BadConfig("the model has no vision tower to adapt", fix="set policy.lora.vision_tower=false")
@@ -46,7 +47,7 @@ def adapted_layers(model: nn.Module, targets: list[str], vision_tower: bool = Fa
         # Merging would change the embedding too, which the adapter was not trained for.
         message = "policy.lora.targets: the model's lm_head is tied to its embedding"
         raise BadConfig(message, fix="remove lm_head from policy.lora.targets")
-    if missing := sorted(set(targets) - choices):
+    if missing := sorted(set(targets) - choices - {ALL_LINEAR}):
         matches = difflib.get_close_matches(missing[0], choices, n=1)
         hint = f"did you mean {matches[0]}? " if matches else ""
         message = f"policy.lora.targets: the model has no layer {missing[0]!r}"

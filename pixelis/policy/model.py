@@ -111,9 +111,12 @@ def load_model(
 
 
 def fuse_norms(model: nn.Module) -> None:
-    """Use torch's GPU kernel for every RMSNorm; transformers' makes several passes over the activations."""
+    """Use torch's GPU kernel for RMSNorm; transformers' makes several passes over the activations.
+
+    Classes with other formulas, as weights around 0, name their epsilon otherwise.
+    """
     for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
+        if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
             module.forward = types.MethodType(_rms_norm, module)
 
 

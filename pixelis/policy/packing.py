@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pixelis.errors import DataFailure
 from pixelis.families.attention import Segments
-from pixelis.families.positions import mrope_positions
 
 if TYPE_CHECKING:
     from pixelis.families.family import ModelSpec
@@ -124,11 +123,9 @@ def collate(samples: Sequence[TrainSample], spec: ModelSpec, share: bool = False
     stored, representative = np.ones(total, dtype=bool), np.arange(total)
     origins: dict[Hashable, int] = {}
     for sample, length in zip(samples, lengths, strict=True):
-        grids = [spec.grid(view.shape[0], view.shape[1]) for view in sample.views]
+        sizes = [(view.shape[0], view.shape[1]) for view in sample.views]
         positions[0, start : start + length] = np.arange(length)
-        positions[1:, start : start + length], _ = mrope_positions(
-            sample.tokens, grids, spec.image_token, spec.merge
-        )
+        positions[1:, start : start + length], _ = spec.family.positions(spec, sample.tokens, sizes)
         if share:
             prompt = prompt_of(sample, spec)
             origin = origins.setdefault(prompt.key, start)

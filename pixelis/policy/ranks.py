@@ -62,7 +62,7 @@ def ranks_of(lora: config.LoraConfig, layers: Iterable[str]) -> dict[str, int]:
     if not lora.ranks:
         return dict.fromkeys(layers, lora.rank)
     file, layers = read(lora.ranks), list(layers)
-    ranks = {name: rank for name, rank in file.layer_ranks.items() if layer_type(name) in lora.targets}
+    ranks = {name: rank for name, rank in file.layer_ranks.items() if lora.adapts(layer_type(name))}
     ranks |= {name: lora.rank for name in layers if is_vision(name)}
     fix = "use the rank file of this policy.model, created with the same policy.lora.targets"
     if foreign := sorted(set(ranks) - set(layers)):
@@ -78,7 +78,7 @@ def largest_rank(lora: config.LoraConfig) -> int:
     if not lora.ranks:
         return lora.rank
     ranks = read(lora.ranks).layer_ranks.items()
-    return max((rank for name, rank in ranks if layer_type(name) in lora.targets), default=lora.rank)
+    return max((rank for name, rank in ranks if lora.adapts(layer_type(name))), default=lora.rank)
 
 
 def merges(policy: config.PolicyConfig, engine: config.EngineConfig) -> bool:

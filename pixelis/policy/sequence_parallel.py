@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pixelis.families.family import ModelSpec
-    from pixelis.policy.forward import VisionLanguageModel
     from pixelis.policy.packing import PackedBatch
 
 SEQUENCE_PARALLEL = "pixelis_sequence_parallel"
@@ -72,11 +71,10 @@ class SequenceGroup:
             values if self.rank == 0 else [*values[:largest], *[0.0] * (len(values) - largest)], largest
         )
 
-    def check(self, model: VisionLanguageModel) -> None:
-        """Switch the language model's attention. Raises BadConfig if its heads cannot be divided."""
+    def check(self, text: Any) -> None:
+        """Switch the attention of a language model's configuration. BadConfig if its heads cannot be divided."""
         if self.size == 1:
             return
-        text = model.model.language_model.config
         heads, shared = text.num_attention_heads, text.num_key_value_heads
         if heads % self.size or (shared % self.size and self.size % shared):
             message = (

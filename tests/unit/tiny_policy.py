@@ -187,7 +187,7 @@ def packed_log_probs(
 ) -> np.ndarray:
     """Log-probabilities of all policy tokens by the learner's packed forward."""
     s = spec(model.config.model_type)
-    use_packed_attention(model)
+    use_packed_attention(model.model.language_model)
     batch = collate(samples, s)
     features = concatenate(s.family.encode_views(model, s, batch.views)) if batch.views else None
     banned = banned_mask(s.banned, s.vocab)

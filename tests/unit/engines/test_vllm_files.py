@@ -116,9 +116,9 @@ def test_a_linked_model_has_our_image_settings(family: str, tmp_path: Path):
 
 
 def test_each_picture_becomes_one_pad():
-    assert collapse([1, 9, 9, 9, 2, 9, 3], [3, 1], 9) == [1, 9, 2, 9, 3]
-    assert collapse([9, 9, 9], [2, 1], 9) == [9, 9]
-    assert collapse([1, 2], [], 9) == [1, 2]
+    assert collapse([1, 9, 9, 9, 2, 9, 3], [[9, 9, 9], [9]], [9]) == [1, 9, 2, 9, 3]
+    assert collapse([7, 9, 9, 8, 7, 9, 8], [[7, 9, 9, 8], [7, 9, 8]], [5]) == [5, 5]
+    assert collapse([1, 2], [], [9]) == [1, 2]
 
 
 @pytest.mark.slow

@@ -20,7 +20,6 @@ from pixelis.dialogue.session import Completion, SamplingParams
 from pixelis.engines.hf import HfEngine
 from pixelis.errors import BadConfig
 from pixelis.families import FAMILIES
-from pixelis.families.attention import use_packed_attention
 from pixelis.families.features import concatenate
 from pixelis.families.spec import load_spec, load_tokenizer
 from pixelis.operations import select
@@ -35,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[3]
 TOY = """
 from dataclasses import dataclass
 
-from pixelis.families.family import Marks
+from pixelis.families.family import Chat
 from pixelis.families.qwen3_vl import Qwen3VL
 
 
@@ -44,11 +43,13 @@ class Toy(Qwen3VL):
     def encode_views(self, model, spec, views, one_pass=False):
         return super().encode_views(model, spec, [255 - view for view in views], one_pass)
 
+    def chat(self, tokenizer):
+        return Chat.bracketed("<|turn|>", "<|stop|>")
+
 
 FAMILY = Toy(
     vocab=512,
     coordinates="unit",
-    marks=Marks(start="<|turn|>", end="<|stop|>"),
     vision_attention="Qwen3VLVisionAttention",
 )
 """
@@ -123,7 +124,7 @@ def test_an_own_family_renders_generates_and_scores_alike(toy: Path):
         advantage=0.0,
         views=[view],
     )
-    use_packed_attention(model)
+    spec.family.attend_packed(model)
     batch = collate([sample, sample], spec)
     with torch.no_grad():
         features = concatenate(spec.family.encode_views(model, spec, batch.views))

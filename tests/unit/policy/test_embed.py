@@ -15,7 +15,7 @@ from pixelis.records import ImageView, Trajectory, Turn
 @pytest.fixture(scope="module")
 def model() -> torch.nn.Module:
     model = stock()
-    use_packed_attention(model)
+    use_packed_attention(model.model.language_model)
     return model
 
 

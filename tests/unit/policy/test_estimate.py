@@ -104,7 +104,7 @@ def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool, froze
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
 def test_the_activations_of_a_layer_are_those_that_it_saves(family: str) -> None:
     real = load_model(policy(family, dtype="bfloat16"), "cpu")[0]
-    use_packed_attention(real)
+    use_packed_attention(real.model.language_model)
     inner, tokens = real.model.language_model, 256
     hidden = torch.randn(1, tokens, inner.config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
     rotary = inner.rotary_emb(hidden, torch.arange(tokens).expand(3, 1, -1))
