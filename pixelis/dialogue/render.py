@@ -89,6 +89,14 @@ class Renderer:
             for texts in (chat.openers, chat.closers)
         )
         self._stop, *self._after_stop = self._closers["assistant"]
+        # What the chat template writes into the policy's turn, as `<think>` and a line break
+        begun = self._from_template(config.thinking).rpartition(chat.openers["assistant"])[2]
+        self._begun = begun if begun.lstrip().startswith("<think>") else ""
+        if self._thinks and not config.thinking:
+            raise BadConfig(
+                "dialogue.thinking=false: the model's chat template always begins a thought",
+                fix="use the Instruct model, or set dialogue.thinking=true",
+            )
 
     def offered(self, question: Question, operations: bool = True) -> dict[str, type[Operation]]:
         """The operations that the policy may use for this question, by name; none without ``operations``."""
@@ -128,32 +136,48 @@ class Renderer:
     @functools.cached_property
     def _template_system(self) -> list[Piece]:
         """The system turn that the model's chat template writes by itself, as that of Qwen2.5-VL."""
-        if not self.tokenizer.chat_template:
-            return []
-        content = [{"type": "text", "text": "?"}] if self.spec.reads_images else "?"
-        try:
-            text = str(
-                self.tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
-            )
-        except (jinja2.TemplateError, TypeError) as error:
-            raise BadInput(
-                f"the tokenizer's chat template fails: {error}", fix="set dialogue.system=none"
-            ) from None
         chat = self.spec.chat
-        before = text.partition(chat.openers["user"])[0]
+        before = self._from_template(True).partition(chat.openers["user"])[0]
         opening, closing = chat.prefix + chat.openers["system"], chat.closers["system"]
         if not (before.startswith(opening) and before.endswith(closing)):
             return []
         return [Tag(before.removeprefix(opening).removesuffix(closing))]
 
+    def _from_template(self, thinking: bool) -> str:
+        """A question of `?` to the opener of the answer, by the model's chat template; empty without one."""
+        if not self.tokenizer.chat_template:
+            return ""
+        content = [{"type": "text", "text": "?"}] if self.spec.reads_images else "?"
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": content}],
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=thinking,
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            fix = "correct chat_template.jinja in the model's folder, or remove it"
+            raise BadInput(f"the tokenizer's chat template fails: {error}", fix=fix) from None
+        return str(text)
+
+    @property
+    def _thinks(self) -> bool:
+        """Whether the policy's turn begins inside a thought."""
+        return bool(self._begun) and "</think>" not in self._begun
+
+    @property
+    def _policy_opener(self) -> list[Piece]:
+        return [*self._openers["assistant"], *self.dialect.pieces(self._begun)]
+
     def _exchange(
         self, question: str, views: Sequence[ImageView], tools: bool, instruct: bool, answer: Sequence[str]
     ) -> Turn:
         pieces = self.dialect.question(question, views, tools, instruct)
-        said = ("".join(p for p in part if isinstance(p, str)) for part in (pieces, answer))
-        text = _clean("\n".join(filter(None, said)))
-        asked = [*self._openers["user"], *pieces, *self._closers["user"], *self._openers["assistant"]]
-        tokens = self._encode([*asked, *answer, *(self._closers["assistant"] if answer else [])])
+        texts = ("".join(p for p in part if isinstance(p, str)) for part in (pieces, answer))
+        text = _clean("\n".join(filter(None, texts)))
+        said = [*self._openers["assistant"], *answer, *self._closers["assistant"]]
+        reply = said if answer else self._policy_opener
+        tokens = self._encode([*self._openers["user"], *pieces, *self._closers["user"], *reply])
         return Turn(role="user", text=text, tokens=tokens, images=[view.id for view in views])
 
     def observation(
@@ -170,7 +194,7 @@ class Renderer:
             "".join(piece for piece in pieces if isinstance(piece, str) and not isinstance(piece, Tag))
         )
         opener = ["\n"] if place else [*self._after_stop, *self._openers["user"]]
-        closer = [*self._closers["user"], *self._openers["assistant"]] if last else []
+        closer = [*self._closers["user"], *self._policy_opener] if last else []
         tokens = self._encode([*opener, *pieces, *closer])
         images = [view.id for view in observation.images]
         return Turn(role="tool", text=text, tokens=tokens, images=images, observation=observation)
@@ -184,6 +208,8 @@ class Renderer:
     ) -> tuple[Turn, Reply]:
         """Parse a policy turn after the views ``images``; the tokens are stored exactly.
 
+        A thought that the chat template began is part of the turn's text.
+
         ``operations``: those that may be called, by default all. A turn with a banned id, or an early stop
         token, has ``error`` ``bad_token`` and no tokens: it never enters a batch.
         """
@@ -193,7 +219,7 @@ class Renderer:
         stopped = bool(tokens) and tokens[-1] == self.spec.stop
         content = tokens[:-1] if stopped else tokens
         valid = [t for t in content if 0 <= t < self.spec.vocab]
-        text = str(
+        text = (self._begun if self._thinks else "") + str(
             self.tokenizer.decode(valid, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
         if len(valid) < len(content) or self.spec.stop in content or not self._banned.isdisjoint(content):
@@ -267,8 +293,18 @@ class Renderer:
         return self._said(self.dialect.pieces(text))
 
     def _said(self, pieces: Sequence[str]) -> Turn:
-        tokens = self._encode([*pieces, self._stop])
-        return Turn(role="assistant", text=_clean("".join(pieces)), tokens=tokens)
+        text = _clean("".join(pieces))
+        if self._thinks:
+            # The opener has begun the thought
+            pieces = self._after_begun(pieces)
+        return Turn(role="assistant", text=text, tokens=self._encode([*pieces, self._stop]))
+
+    def _after_begun(self, pieces: Sequence[str]) -> list[str]:
+        """A policy turn after the thought's beginning in its opener; without a thought, an empty one ends."""
+        if pieces[:1] != ["<think>"]:
+            return ["\n", Tag("</think>"), "\n\n", *pieces]
+        _, thought, *rest = pieces
+        return [thought.removeprefix(self._begun.partition("<think>")[2]), *rest]
 
     def _scale(self, images: Sequence[ImageView]) -> Scale:
         return Scale.of(self.coordinates, images, slack=self.spec.multiple, clamp=self.clamp)

@@ -17,6 +17,7 @@ DIALECTS: Mapping[str, Dialect] = Registry(
     "dialogue.dialect",
     {
         "qwen": Qwen(),
+        "qwen_xml": "pixelis.dialogue.dialects.qwen_xml:QwenXml",
         "mini_o3": "pixelis.dialogue.dialects.mini_o3:MiniO3",
         "pixel_reasoner": "pixelis.dialogue.dialects.pixel_reasoner:PixelReasoner",
         "deepeyes": "pixelis.dialogue.dialects.deepeyes:DeepEyes",

@@ -151,7 +151,7 @@ class Dialect:
                     if isinstance(old[key], dict) and isinstance(new.get(key), dict)
                 }
                 new = {**old, **new, **inner}
-            written = call[1].replace(call[1].strip(), self._json(new))
+            written = call[1].replace(call[1].strip(), self._json(new).strip())
             text = text[: start + call.start(1)] + written + text[start + call.end(1) :]
         return text
 

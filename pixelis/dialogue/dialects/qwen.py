@@ -79,7 +79,10 @@ class Qwen(Dialect):
         # Ids are part of the question, so they are plain text.
         rules = TOOLS.format(calls=calls_allowed(max_calls))
         pictures = ", ".join(describe_view(view) for view in views)
-        return [Tag(rules), pictures or "none", Tag("\n\n" + signatures(schemas))]
+        return [Tag(rules), pictures or "none", Tag("\n\n" + self._signatures(schemas))]
+
+    def _signatures(self, schemas: Sequence[dict[str, Any]]) -> Tag:
+        return signatures(schemas)
 
     def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:
         arguments: dict[str, Any] = {}

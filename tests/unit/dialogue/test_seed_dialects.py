@@ -201,6 +201,7 @@ def test_only_operations_with_a_form_in_the_dialect_are_offered() -> None:
 
     assert {dialect: names(dialect) for dialect in DIALECTS} == {
         "qwen": rotate,
+        "qwen_xml": rotate,
         "mini_o3": ["zoom_in"],
         "pixel_reasoner": ["zoom_in", "select_frames"],
         "deepeyes": ["zoom_in", "rotate"],
