@@ -11,7 +11,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,12 +38,14 @@ COMPACT = 0.5
 class KeyValues:
     """KV cache of a batch, [rows, kv heads, columns, width] per layer, written in place.
 
-    valid: columns with a token of the row, without the padding; used: filled columns.
+    valid: columns with a token of the row, without the padding; used: filled columns; states: of layers with a
+    recurrent state instead, replaced at each forward pass.
     """
 
     def __init__(self, rows: int, columns: int, device: torch.device):
-        self.keys: list[Float[Tensor, "rows heads columns width"]] = []
-        self.values: list[Float[Tensor, "rows heads columns width"]] = []
+        self.keys: dict[int, Float[Tensor, "rows heads columns width"]] = {}
+        self.values: dict[int, Float[Tensor, "rows heads columns width"]] = {}
+        self.states: dict[int, Any] = {}
         self.valid: Bool[Tensor, "rows columns"] = torch.zeros(rows, columns, dtype=torch.bool, device=device)
         self.used = 0
 
@@ -55,10 +57,9 @@ class KeyValues:
     ) -> tuple[Float[Tensor, "rows heads columns width"], Float[Tensor, "rows heads columns width"]]:
         """Store the new columns of a layer and return all so far; called by the attention of transformers."""
         rows, heads, new, width = key.shape
-        if layer == len(self.keys):
+        if layer not in self.keys:
             shape = (rows, heads, self.valid.shape[1], width)
-            self.keys.append(key.new_empty(shape))
-            self.values.append(value.new_empty(shape))
+            self.keys[layer], self.values[layer] = key.new_empty(shape), value.new_empty(shape)
         stop = self.used + new
         self.keys[layer][:, :, self.used : stop] = key
         self.values[layer][:, :, self.used : stop] = value
@@ -400,16 +401,20 @@ def join(parts: Sequence[tuple[KeyValues, Int[Tensor, " rows"]]], extra: int) ->
     out.used = widest
     start = 0
     for source, target in ((parts[0][0].keys, out.keys), (parts[0][0].values, out.values)):
-        for template in source:
+        for layer, template in source.items():
             _, heads, _, width = template.shape
-            target.append(template.new_zeros(count, heads, widest + extra, width))
+            target[layer] = template.new_zeros(count, heads, widest + extra, width)
     for (store, rows), mask in zip(parts, valid, strict=True):
         sizes = mask.sum(dim=1)
         # Valid columns first, in their order.
         columns = torch.argsort((~mask).to(torch.uint8), dim=1, stable=True)[:, : int(sizes.max())]
         stop, longest = start + len(rows), columns.shape[1]
         out.valid[start:stop, :longest] = torch.arange(longest, device=mask.device)[None] < sizes[:, None]
-        for old, new in zip((*store.keys, *store.values), (*out.keys, *out.values), strict=True):
-            new[start:stop, :, :longest] = old[rows[:, None], :, columns].transpose(1, 2)
+        for source, target in ((store.keys, out.keys), (store.values, out.values)):
+            for layer, old in source.items():
+                target[layer][start:stop, :, :longest] = old[rows[:, None], :, columns].transpose(1, 2)
         start = stop
+    for layer, state in parts[0][0].states.items():
+        members = [store.states[layer].rows(rows) for store, rows in parts]
+        out.states[layer] = type(state)(*map(torch.cat, zip(*members, strict=True)))
     return out

@@ -6,7 +6,16 @@ FAMILIES = Registry(
     "policy.family",
     {
         name: f"pixelis.families.{name}:FAMILY"
-        for name in ("qwen2", "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_vl", "qwen3_vl_moe")
+        for name in (
+            "qwen2",
+            "qwen2_5_vl",
+            "qwen2_vl",
+            "qwen3",
+            "qwen3_5",
+            "qwen3_5_moe",
+            "qwen3_vl",
+            "qwen3_vl_moe",
+        )
     },
 )
 """`model_type` of a config.json -> its family, imported when first looked up."""

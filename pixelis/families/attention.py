@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,16 +24,41 @@ CACHED = "pixelis_cached"
 """Names in the registry."""
 
 
+class Runs(NamedTuple):
+    """Runs of tokens of similar length, for layers with a state: samples, shared prompts, or what follows these.
+
+    rows: row index of each token, padded with the last; sizes: tokens of each run; prompts: the shared prompt
+    that each continues, by its number among the runs that continue none.
+    """
+
+    rows: Int[Tensor, "runs length"]
+    sizes: Int[Tensor, " runs"]
+    prompts: Int[Tensor, " runs"] | None
+
+
 @dataclass(slots=True)
 class Segments:
-    """Positions of the samples in a row, for attention.
+    """Positions of the samples in a row.
 
     buckets: row index of each token of samples of similar length, padded with the last; inverse: of each
-    token, its place in the flattened buckets.
+    token, its place in the flattened buckets; runs: the row's tokens, each once, shared prompts first;
+    run_inverse: of each token, its place in the flattened runs.
     """
 
     buckets: list[Int[Tensor, "samples length"]]
     inverse: Int[Tensor, " row"]
+    runs: list[Runs]
+    run_inverse: Int[Tensor, " row"]
+
+    def to(self, device: torch.device | str) -> Segments:
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        runs = [
+            Runs(move(rows), move(sizes), None if prompts is None else move(prompts))
+            for rows, sizes, prompts in self.runs
+        ]
+        return Segments([*map(move, self.buckets)], move(self.inverse), runs, move(self.run_inverse))
 
 
 def use_packed_attention(language_model: Any) -> bool:

@@ -48,7 +48,33 @@ class Architecture:
     @property
     def kv_token_bytes(self) -> int:
         """KV cache bytes of a token: 2 * layers * kv heads * head width * bytes (GQA, arXiv 2305.13245)."""
-        return 2 * self.text.num_hidden_layers * self.text.num_key_value_heads * self.head_width * self.width
+        layers = self.text.num_hidden_layers - self.state_layers
+        return 2 * layers * self.text.num_key_value_heads * self.head_width * self.width
+
+    @property
+    def state_layers(self) -> int:
+        """Layers with a recurrent state (Gated DeltaNet) instead of keys and values."""
+        return list(getattr(self.text, "layer_types", None) or ()).count("linear_attention")
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of an episode's recurrent states: float32 matrices, and the last inputs of the convolution."""
+        if not self.state_layers:
+            return 0
+        text = self.text
+        keys = text.linear_num_key_heads * text.linear_key_head_dim
+        values = text.linear_num_value_heads * text.linear_value_head_dim
+        inputs = (text.linear_conv_kernel_dim - 1) * (2 * keys + values) * self.width
+        return int(self.state_layers * (4 * values * text.linear_key_head_dim + inputs))
+
+    @property
+    def inner_width(self) -> int:
+        """Width of the MLP that a token passes: with experts, of those chosen and the shared one."""
+        text = self.text
+        if experts := getattr(text, "num_experts_per_tok", 0):
+            shared = getattr(text, "shared_expert_intermediate_size", 0)
+            return int(experts * text.moe_intermediate_size + shared)
+        return int(text.intermediate_size)
 
     def shapes(self, targets: list[str], vision_tower: bool = False) -> dict[str, tuple[int, int]]:
         """(out, in) of each layer that gets an adapter."""
@@ -62,14 +88,25 @@ class Architecture:
     def trained_parameters(self, policy: config.PolicyConfig) -> int:
         return self.parameters - (self.vision_parameters if policy.freeze_vision_tower else 0)
 
-    def layer_bytes(self, tokens: int) -> int:
-        """Bytes that a decoder layer saves for its backward pass, by the tensors that Qwen3's saves of each width."""
+    def layer_bytes(self, tokens: int) -> list[int]:
+        """Bytes that each decoder layer saves for its backward pass, by the tensors that Qwen3's and Qwen3.5's
+        save of each width.
+
+        A Gated DeltaNet layer is counted without flash-linear-attention, which needs less.
+        """
         text, hidden = self.text, self.text.hidden_size
         queries, keys = text.num_attention_heads * self.head_width, text.num_key_value_heads * self.head_width
-        inner, routed = text.intermediate_size, 0
-        if experts := getattr(text, "num_experts_per_tok", 0):
-            inner, routed = experts * text.moe_intermediate_size, 2 * experts * hidden
-        return int(tokens * (8 * hidden + 6 * queries + 5 * keys + 4 * inner + routed) * self.width)
+        common = 8 * hidden + 4 * self.inner_width + 2 * getattr(text, "num_experts_per_tok", 0) * hidden
+        attention = 6 * queries + 5 * keys
+        if not self.state_layers:
+            return [tokens * (common + attention) * self.width] * text.num_hidden_layers
+        # Norms compute in float32, and attention has a gate as wide as the queries.
+        common, attention = common + 2 * hidden, attention + 3 * queries + keys
+        heads = text.linear_num_value_heads
+        mixing = 35 * heads * text.linear_value_head_dim + 640 * heads
+        mixing += 4 * text.linear_num_key_heads * text.linear_key_head_dim
+        widths = {"full_attention": common + attention, "linear_attention": common + mixing}
+        return [tokens * widths[kind] * self.width for kind in text.layer_types]
 
     def vision_block_bytes(self, patches: int) -> int:
         """Bytes that a block of the vision tower saves for its backward pass."""

@@ -100,18 +100,20 @@ def _pass_bytes(arch: Architecture, policy: config.PolicyConfig, tokens: int, fu
     gradient; full_kl: the reference's, and three more in float32.
     """
 
-    def saved(layers: int, layer: int, width: int) -> int:
-        return layers * width * arch.width + layer if policy.gradient_checkpointing else layers * layer
+    def saved(layers: Sequence[int], width: int) -> int:
+        if policy.gradient_checkpointing:
+            return len(layers) * width * arch.width + max(layers)
+        return sum(layers)
 
     text = arch.text
     hidden, vocab = int(text.hidden_size), int(text.vocab_size)
-    layers = saved(int(text.num_hidden_layers), arch.layer_bytes(tokens), tokens * hidden)
-    parts = {"activations": 2 * tokens * max(int(text.intermediate_size), hidden) * arch.width + layers}
+    layers = saved(arch.layer_bytes(tokens), tokens * hidden)
+    parts = {"activations": 2 * tokens * max(arch.inner_width, hidden) * arch.width + layers}
     if arch.vision is not None:
         patches = tokens * int(arch.vision.spatial_merge_size) ** 2
         block = arch.vision_block_bytes(patches)
         if policy.trains_vision_tower:
-            parts["vision"] = saved(int(arch.vision.depth), block, patches * arch.vision_width)
+            parts["vision"] = saved([block] * int(arch.vision.depth), patches * arch.vision_width)
         else:
             parts["vision"] = block + FEATURE_CACHE_BYTES
     width = 2 * arch.width + 8 + (arch.width + 12 if full_kl else 0)
@@ -203,7 +205,7 @@ def check(
     if job in ("rft", "sft") or (writes and config.evolution.enabled):
         findings += _training(config, arch, job, gpu_bytes)
     if config.needs_embedder or (writes and config.memory.enabled):
-        activations = arch.layer_bytes(config.dialogue.max_context)
+        activations = max(arch.layer_bytes(config.dialogue.max_context))
         parts = {"weights": arch.parameters * arch.width, "activations": activations}
         if job != "sft":
             findings.append(_fits("embedder", parts, sum(parts.values()), config.engine.gpus, gpu_bytes))
@@ -249,8 +251,10 @@ def _settings(c: config.Config, job: str) -> Iterator[Finding]:
 def _adapters(c: config.Config, arch: Architecture, job: str) -> Finding:
     lora = c.policy.lora
     shapes, ranks = arch.shapes(lora.targets, lora.vision_tower), arch.ranks(lora)
+    # A rank for all layers may exceed the sides of narrow ones, such as gates.
+    widest = max(map(min, shapes.values()))
     for name, rank in ranks.items():
-        if rank > min(shapes[name]):
+        if rank > (min(shapes[name]) if lora.ranks else widest):
             key = "policy.lora.ranks" if lora.ranks else "policy.lora.rank"
             return _error("adapters", f"{key} {rank} is above a side of {name}, {min(shapes[name])}")
     smallest, largest = min(ranks.values()), max(ranks.values())
@@ -337,8 +341,9 @@ def _generator(c: config.Config, arch: Architecture, gpu_bytes: int) -> Iterator
         yield _error("engine", f"{text} of policy.model")
     parts = generator_memory(arch, c.policy, engine)
     shards = min(engine.tensor_parallel, int(arch.text.num_key_value_heads))
-    episode = arch.kv_token_bytes * c.dialogue.max_context // shards
-    text = f"{_format_parts(parts)}; keys and values of an episode {format_bytes(episode)}"
+    episode = (arch.kv_token_bytes * c.dialogue.max_context + arch.state_bytes) // shards
+    what = "keys, values and states" if arch.state_layers else "keys and values"
+    text = f"{_format_parts(parts)}; {what} of an episode {format_bytes(episode)}"
     if not engine.gpus:
         yield _ok("generator", text)
         return

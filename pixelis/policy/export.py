@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,21 @@ class BaseFile:
     def updates(
         self, adapter: Adapter
     ) -> dict[str, tuple[Float[Tensor, "out rank"], Float[Tensor, "rank in"] | None]]:
-        return weight_updates(self.shapes, adapter)
+        return weight_updates(self.shapes, replace(adapter, tensors=self._by_expert(adapter.tensors)))
+
+    def _by_expert(self, tensors: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Stacked experts as a matrix each, if the files store them so."""
+        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+        out: dict[str, np.ndarray] = {}
+        for name, value in tensors.items():
+            stem, _, last = name.rpartition(".")
+            if f"{stem}.0.{last.replace('gate_up', 'up')}.weight" not in self.locations:
+                out[name] = value
+                continue
+            for expert, matrices in enumerate(value):
+                for part, matrix in zip(parts[last], np.split(matrices, len(parts[last])), strict=True):
+                    out[f"{stem}.{expert}.{part}.weight"] = matrix
+        return out
 
     def write_merged(self, adapter: Adapter, path: Path, dtype: torch.dtype) -> Path:
         """Write the changed parameters under the checkpoint's names, rounded once to `dtype`."""

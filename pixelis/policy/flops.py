@@ -52,7 +52,14 @@ class FlopCounter:
         self.patch = patch
         text = model.config.get_text_config()
         head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        self.attention = 4 * text.num_hidden_layers * text.num_attention_heads * head_width
+        kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+        states = kinds.count("linear_attention")
+        self.attention = 4 * (len(kinds) - states) * text.num_attention_heads * head_width
+        self.states = 0
+        if states:
+            matrix = text.linear_key_head_dim * text.linear_value_head_dim
+            # The delta rule reads a matrix twice and updates it once.
+            self.states = 6 * states * text.linear_num_value_heads * matrix
         active = getattr(text, "num_experts_per_tok", 0) / max(1, getattr(text, "num_experts", 0))
         tower = [parameter for name, parameter in model.named_parameters() if is_vision(name)]
         self.head = _per_token(model, lambda name: name.startswith("lm_head"))
@@ -71,7 +78,7 @@ class FlopCounter:
     ) -> float:
         """Operations for tokens and images, and 1 / `workers` of those for logits and attention."""
         whole = self.head * policy_tokens + 3 * self.attention * sum(length**2 for length in lengths)
-        return float(self.layers * tokens + self.vision * patches + whole / workers)
+        return float((self.layers + 3 * self.states) * tokens + self.vision * patches + whole / workers)
 
 
 def _per_token(model: nn.Module, counts: Callable[[str], bool], active: float = 1.0) -> int:

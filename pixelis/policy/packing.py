@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pixelis.errors import DataFailure
-from pixelis.families.attention import Segments
+from pixelis.families.attention import Runs, Segments
 
 if TYPE_CHECKING:
     from pixelis.families.family import ModelSpec
@@ -62,8 +62,7 @@ class PackedBatch:
         moved: dict[str, Any] = {
             name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()
         }
-        buckets = [bucket.to(device, non_blocking=True) for bucket in self.segments.buckets]
-        return replace(self, **moved, segments=Segments(buckets, self.segments.inverse.to(device)))
+        return replace(self, **moved, segments=self.segments.to(device))
 
 
 def pack(lengths: Sequence[int], capacity: int, prompts: Sequence[Prompt] | None = None) -> list[list[int]]:
@@ -173,25 +172,64 @@ def prompt_of(sample: TrainSample, spec: ModelSpec) -> Prompt:
 
 
 def segment(lengths: Sequence[int], places: np.ndarray | None = None) -> Segments:
-    """Attention buckets of consecutive samples. places: row index of each token; None: tokens are not shared."""
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
+    """Segments of consecutive samples. places: row index of each token; None: tokens are not shared."""
     places = np.arange(sum(lengths)) if places is None else places
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    buckets: list[Tensor] = []
-    inverse = np.empty(int(places.max()) + 1, dtype=np.int64)
-    offset = place = 0
+    samples = np.split(places, np.cumsum(lengths)[:-1])
+    buckets = heads = _buckets(samples)
+    # Tokens of several samples are those of a prompt that they share.
+    uses = np.bincount(places)
+    shared = [int((uses[rows] > 1).sum()) for rows in samples]
+    prompts = {int(rows[0]): rows[:n] for rows, n in zip(samples, shared, strict=True) if n}
+    tails: list[_Bucket] = []
+    if prompts:
+        whole = [rows for rows, n in zip(samples, shared, strict=True) if not n]
+        continued = [(int(rows[0]), rows[n:]) for rows, n in zip(samples, shared, strict=True) if n]
+        heads, tails = _buckets([*prompts.values(), *whole]), _buckets([rows for _, rows in continued])
+        numbers = np.argsort(np.concatenate([bucket.members for bucket in heads]))
+        prompt_of_tail = numbers[[list(prompts).index(first) for first, _ in continued]]
+    runs = [Runs(torch.from_numpy(b.rows), torch.from_numpy(b.sizes), None) for b in heads]
+    runs += [
+        Runs(torch.from_numpy(b.rows), torch.from_numpy(b.sizes), torch.from_numpy(prompt_of_tail[b.members]))
+        for b in tails
+    ]
+    return Segments(
+        [torch.from_numpy(bucket.rows) for bucket in buckets],
+        _inverse(buckets, len(uses)),
+        runs,
+        _inverse([*heads, *tails], len(uses)),
+    )
+
+
+class _Bucket(NamedTuple):
+    """Parts of similar length: their numbers, row indices padded with the last, and lengths."""
+
+    members: list[int]
+    rows: Int[np.ndarray, "parts length"]
+    sizes: Int[np.ndarray, " parts"]
+
+
+def _buckets(parts: Sequence[Int[np.ndarray, " length"]]) -> list[_Bucket]:
+    order = sorted(range(len(parts)), key=lambda i: (-len(parts[i]), i))
+    buckets: list[_Bucket] = []
+    place = 0
     while place < len(order):
-        longest = lengths[order[place]]
+        longest = len(parts[order[place]])
         stop = place
-        while stop < len(order) and lengths[order[stop]] >= BUCKET_RATIO * longest:
+        while stop < len(order) and len(parts[order[stop]]) >= BUCKET_RATIO * longest:
             stop += 1
         members = order[place:stop]
-        size = np.asarray([lengths[i] for i in members])
-        within = np.arange(longest)[None, :]
-        bucket = places[starts[members][:, None] + np.minimum(within, size[:, None] - 1)]
-        real = within < size[:, None]
-        inverse[bucket[real]] = offset + np.flatnonzero(real.ravel())
-        buckets.append(torch.from_numpy(bucket))
-        offset += bucket.size
+        rows = np.stack([np.pad(parts[i], (0, longest - len(parts[i])), mode="edge") for i in members])
+        buckets.append(_Bucket(members, rows, np.asarray([len(parts[i]) for i in members])))
         place = stop
-    return Segments(buckets, torch.from_numpy(inverse))
+    return buckets
+
+
+def _inverse(buckets: Sequence[_Bucket], row: int) -> Int[Tensor, " row"]:
+    """Place of each token of the row in the flattened buckets."""
+    inverse = np.empty(row, dtype=np.int64)
+    offset = 0
+    for bucket in buckets:
+        real = np.arange(bucket.rows.shape[1]) < bucket.sizes[:, None]
+        inverse[bucket.rows[real]] = offset + np.flatnonzero(real.ravel())
+        offset += bucket.rows.size
+    return torch.from_numpy(inverse)

@@ -75,6 +75,11 @@ class SequenceGroup:
         """Switch the attention of a language model's configuration. BadConfig if its heads cannot be divided."""
         if self.size == 1:
             return
+        if "linear_attention" in (getattr(text, "layer_types", None) or ()):
+            raise BadConfig(
+                f"learner.sequence_parallel cannot divide the recurrent states of a {text.model_type} model",
+                fix="set learner.sequence_parallel=1",
+            )
         heads, shared = text.num_attention_heads, text.num_key_value_heads
         if heads % self.size or (shared % self.size and self.size % shared):
             message = (

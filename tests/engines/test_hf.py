@@ -25,13 +25,14 @@ from pixelis.policy.samples import TrainSample
 
 @pytest.fixture
 def running(request: pytest.FixtureRequest) -> Iterator[RunningEngine]:
-    values = getattr(request, "param", {})
-    yield from start("hf", folder("qwen3_vl"), policy(), "qwen3_vl", **values)
+    values = dict(getattr(request, "param", {}))
+    family = values.pop("family", "qwen3_vl")
+    yield from start("hf", folder(family), policy(family), family, **values)
 
 
-def episodes(count: int, seed: int = 0) -> list[Episode]:
+def episodes(count: int, seed: int = 0, family: str = "qwen3_vl") -> list[Episode]:
     """Episodes of two turns, each with a picture."""
-    maker = Maker(seed=seed)
+    maker = Maker(family, seed)
     return [Episode(maker, [[SIZES[0]], [SIZES[1]]], words=i + 3) for i in range(count)]
 
 
@@ -51,8 +52,9 @@ def test_a_row_at_the_lowest_settings_samples_the_best_token_and_disturbs_no_oth
         assert chosen[2] == expected[0]
 
 
-async def test_sessions_of_different_waves_go_on_together(engine: HfEngine):
-    prompts = episodes(6, seed=5)
+@pytest.mark.parametrize("running", [{}, {"family": "qwen3_5"}], indirect=True)
+async def test_sessions_of_different_waves_go_on_together(running: RunningEngine, engine: HfEngine):
+    prompts = episodes(6, seed=5, family=running.family)
     expected = [(await run_all(engine, [p], [GREEDY]))[0] for p in prompts]
     sessions = [await engine.open() for _ in prompts]
     said: list[Completion] = [Completion([], [], "stop")] * 6

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from pixelis import config
-from pixelis.families.attention import use_packed_attention
 from pixelis.families.family import ModelSpec
 from pixelis.families.features import concatenate
 from pixelis.families.spec import load_spec
@@ -28,7 +27,7 @@ from pixelis.policy.model_path import fingerprint
 from pixelis.policy.packing import collate
 from pixelis.policy.samples import TrainSample
 
-FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen2_vl")
+FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen2_vl", "qwen3_5")
 LORA = config.LoraConfig(rank=4, alpha=8)
 TINY = {
     **{"hidden": 64, "heads": 2, "kv_heads": 1, "layers": 2, "feedforward": 96},
@@ -187,7 +186,7 @@ def packed_log_probs(
 ) -> np.ndarray:
     """Log-probabilities of all policy tokens by the learner's packed forward."""
     s = spec(model.config.model_type)
-    use_packed_attention(model.model.language_model)
+    s.family.attend_packed(model)
     batch = collate(samples, s)
     features = concatenate(s.family.encode_views(model, s, batch.views)) if batch.views else None
     banned = banned_mask(s.banned, s.vocab)

@@ -97,6 +97,8 @@ CASES = {
     ),
     "all parameters but the tower's, stage 1": Case(1, full=True, steps=2, frozen_tower=True, long=True),
     "all parameters but the tower's, stage 3": Case(3, full=True, steps=2, frozen_tower=True, long=True),
+    "all parameters, stage 3, recurrent states": Case(3, full=True, steps=2, family="qwen3_5", long=True),
+    "adapters, stage 3, recurrent states": Case(3, steps=2, family="qwen3_5", long=True),
     "all parameters, stage 3, KL": Case(3, full=True, steps=3, kl=0.5, chunk_values=2000, long=True),
 }
 """Every case is compared with one worker under stage 0."""

@@ -37,7 +37,8 @@ from pixelis.policy.model_path import fingerprint, resolve
 def test_only_the_language_model_is_adapted_and_trained(family: str):
     model = add_lora(stock(family), LORA)
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    assert len(trained) == 2 * 2 * 7  # layers x (A, B) x targets
+    # layers x (A, B) x targets; Qwen3.5's first layer has five projections and three of its MLP.
+    assert len(trained) == 2 * (8 + 7 if family == "qwen3_5" else 2 * 7)
     assert all(".language_model." in name and ".lora_" in name for name in trained)
     # Qwen2.5-VL's vision tower has layers called gate_proj, up_proj and down_proj too.
     assert not any("lora" in name for name, _ in model.model.visual.named_modules())

@@ -18,7 +18,6 @@ from tiny_trainer import batch, learner_with, trainer
 
 from pixelis import config
 from pixelis.errors import BadConfig
-from pixelis.families.attention import use_packed_attention
 from pixelis.jobs import plan
 from pixelis.policy import architecture, estimate
 from pixelis.policy.adapters import adapter_bytes
@@ -101,14 +100,17 @@ def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool, froze
         assert adapters == adapter_bytes(arch.shapes(LORA.targets), LORA.rank)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
-def test_the_activations_of_a_layer_are_those_that_it_saves(family: str) -> None:
-    real = load_model(policy(family, dtype="bfloat16"), "cpu")[0]
-    use_packed_attention(real.model.language_model)
+@pytest.mark.parametrize(
+    ("family", "number"),
+    [("qwen2_5_vl", 0), ("qwen3_vl", 0), ("qwen3_vl_moe", 0), ("qwen3_5", 0), ("qwen3_5", 1)],
+)
+def test_the_activations_of_a_layer_are_those_that_it_saves(family: str, number: int) -> None:
+    real, _, spec = load_model(policy(family, dtype="bfloat16"), "cpu")
+    spec.family.attend_packed(real)
     inner, tokens = real.model.language_model, 256
     hidden = torch.randn(1, tokens, inner.config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
     rotary = inner.rotary_emb(hidden, torch.arange(tokens).expand(3, 1, -1))
-    layer = inner.layers[0].train()
+    layer = inner.layers[number].train()
     parameters = {p.untyped_storage().data_ptr() for p in layer.parameters()}
     saved: dict[int, torch.UntypedStorage] = {}
 
@@ -120,7 +122,7 @@ def test_the_activations_of_a_layer_are_those_that_it_saves(family: str) -> None
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         layer(hidden, position_embeddings=rotary, attention_mask=None, segments=segment([tokens // 2] * 2))
-    estimated = architecture.Architecture(policy(family)).layer_bytes(tokens)
+    estimated = architecture.Architecture(policy(family)).layer_bytes(tokens)[number]
     assert estimated == pytest.approx(sum(storage.nbytes() for storage in saved.values()), rel=0.2)
 
 

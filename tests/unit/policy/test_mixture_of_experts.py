@@ -1,4 +1,4 @@
-"""Qwen3-VL's mixture of experts: parity with transformers, rollouts, exports in the published layout."""
+"""Mixtures of experts: parity with transformers, rollouts, exports in the published layout."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from pixelis.policy.export import write_merged_model
 from pixelis.policy.model import load_model
 from pixelis.policy.samples import TrainSample
 
-FAMILY = "qwen3_vl_moe"
+FAMILIES = ("qwen3_vl_moe", "qwen3_5_moe")
 LORA = config.LoraConfig(rank=4, alpha=8, targets=["q_proj", "k_proj", "v_proj", "o_proj"])
 
 
 Trained = tuple[Adapter, list[TrainSample], list[np.ndarray], set[str]]
 
 
-def train(full: bool) -> Trained:
+def train(family: str, full: bool) -> Trained:
     """An adapter, samples, their log-probabilities under it, and the names of what training changed."""
-    samples = batch(4, FAMILY)
-    with trainer(FAMILY, policy=policy(FAMILY, full=full, lora=LORA)) as learner:
-        check_log_probs(stock(FAMILY), samples, learner.model.log_probs(samples))
+    samples = batch(4, family)
+    with trainer(family, policy=policy(family, full=full, lora=LORA)) as learner:
+        check_log_probs(stock(family), samples, learner.model.log_probs(samples))
         parameters = dict(learner.model.network.named_parameters())
         before = {name: p.detach().clone() for name, p in parameters.items()}
         losses = [learner.update(samples, "sft")["policy/loss"] for _ in range(3)]
@@ -45,59 +45,80 @@ def train(full: bool) -> Trained:
         return learner.adapter(), samples, learner.model.log_probs(samples), changed
 
 
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def adapted() -> Trained:
-    return train(full=False)
+def adapted(family: str) -> Trained:
+    return train(family, full=False)
 
 
-def published(target: Path) -> Path:
-    """The model folder with the layout of the published files, whose experts are transposed."""
+def published(family: str, target: Path) -> Path:
+    """The model folder with the layout of the published files: stacked experts, those of Qwen3-VL transposed."""
     target.mkdir()
-    for file in folder(FAMILY).iterdir():
+    for file in folder(family).iterdir():
         if file.suffix != ".safetensors":
             (target / file.name).write_bytes(file.read_bytes())
-    tensors = load_file(folder(FAMILY) / "model.safetensors")
-    stacked = {name: t.transpose(1, 2).contiguous() for name, t in tensors.items() if ".experts." in name}
+    tensors = load_file(folder(family) / "model.safetensors")
+    stacked = {
+        name: t.transpose(1, 2).contiguous()
+        for name, t in tensors.items()
+        if name.endswith("_proj") and t.dim() == 3
+    }
+    for name in [name for name in tensors if ".experts.0.down_proj" in name]:
+        stem = name.partition(".0.down_proj")[0]
+
+        def stack(part: str, stem: str = stem) -> torch.Tensor:
+            return torch.stack([tensors.pop(f"{stem}.{expert}.{part}.weight") for expert in range(4)])
+
+        stacked[f"{stem}.gate_up_proj"] = torch.cat([stack("gate_proj"), stack("up_proj")], 1)
+        stacked[f"{stem}.down_proj"] = stack("down_proj")
     assert stacked
     save_file(tensors | stacked, target / "model.safetensors", {"format": "pt"})
     return target
 
 
-def test_adapters_are_on_attention_and_experts_stay_as_they_are(adapted) -> None:
+def test_adapters_are_on_attention_and_experts_stay_as_they_are(adapted, family: str) -> None:
     adapter, _, _, changed = adapted
     assert all(".self_attn." in name for name in adapter.tensors)
     assert all(".lora_" in name for name in changed)
-    with pytest.raises(BadConfig, match="no layer 'down_proj'") as error:
-        Architecture(policy(FAMILY)).shapes(["q_proj", "down_proj"])
-    assert "q_proj" in str(error.value.fix)
+    layers = Architecture(policy(family)).shapes(["all-linear"])
+    assert not any(".experts." in name for name in layers)
+    if family == "qwen3_vl_moe":
+        with pytest.raises(BadConfig, match="no layer 'down_proj'") as error:
+            Architecture(policy(family)).shapes(["q_proj", "down_proj"])
+        assert "q_proj" in str(error.value.fix)
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_an_export_has_the_published_layout_and_loads_in_transformers(
-    full: bool, adapted, tmp_path: Path
+def test_an_export_has_the_layout_of_its_base_and_loads_in_transformers(
+    full: bool, adapted, family: str, tmp_path: Path
 ) -> None:
-    adapter, samples, expected, changed = train(full=True) if full else adapted
+    adapter, samples, expected, changed = train(family, full=True) if full else adapted
     if full:
         assert any(name.endswith("experts.gate_up_proj") for name in changed)
         assert any(name.endswith("mlp.gate.weight") for name in changed), (
             "the router learns without an auxiliary loss"
         )
-    base = published(tmp_path / "base")
-    write_merged_model(adapter, base, tmp_path / "merged")
-    shapes = [
-        {n: t.shape for n, t in load_file(tmp_path / at / "model.safetensors").items()}
-        for at in ("base", "merged")
-    ]
-    assert shapes[0] == shapes[1]
-    exported = load_model(policy(FAMILY), "cpu", folder=tmp_path / "merged")[0]
-    check_log_probs(exported, samples, expected)
+    for base in (published(family, tmp_path / "base"), folder(family)):
+        merged_folder = tmp_path / f"merged-{base.name}"
+        write_merged_model(adapter, base, merged_folder)
+        shapes = [
+            {n: t.shape for n, t in load_file(at / "model.safetensors").items()}
+            for at in (base, merged_folder)
+        ]
+        assert shapes[0] == shapes[1]
+        exported = load_model(policy(family), "cpu", folder=merged_folder)[0]
+        check_log_probs(exported, samples, expected)
 
 
-def test_rollouts_of_the_embedded_engine_have_the_learners_log_probs(adapted) -> None:
-    adapter, maker, samples = adapted[0], Maker(FAMILY), list[TrainSample]()
+def test_rollouts_of_the_embedded_engine_have_the_learners_log_probs(adapted, family: str) -> None:
+    adapter, maker, samples = adapted[0], Maker(family), list[TrainSample]()
 
     async def body() -> None:
-        engine = HfEngine(folder(FAMILY), policy(FAMILY, lora=LORA), config.EngineConfig())
+        engine = HfEngine(folder(family), policy(family, lora=LORA), config.EngineConfig())
         await engine.load(1, adapter)
         for number in range(3):
             session, view = await engine.open(), maker.view()
@@ -111,14 +132,14 @@ def test_rollouts_of_the_embedded_engine_have_the_learners_log_probs(adapted) ->
 
     asyncio.run(body())
     expected = np.concatenate([sample.log_probs[sample.mask] for sample in samples])
-    np.testing.assert_allclose(packed_log_probs(merged(adapter, FAMILY), samples, 0.7), expected, atol=1e-4)
+    np.testing.assert_allclose(packed_log_probs(merged(adapter, family), samples, 0.7), expected, atol=1e-4)
 
 
-def test_memory_is_estimated_and_vllm_is_refused_by_name(tmp_path: Path) -> None:
-    arch = Architecture(policy(FAMILY))
-    assert arch.parameters == sum(p.numel() for p in stock(FAMILY).parameters())
-    device, _ = estimate.learner_memory(arch, policy(FAMILY, lora=LORA, dtype="bfloat16"), LEARNER)
+def test_memory_is_estimated_and_vllm_is_refused_by_name(family: str, tmp_path: Path) -> None:
+    arch = Architecture(policy(family))
+    assert arch.parameters == sum(p.numel() for p in stock(family).parameters())
+    device, _ = estimate.learner_memory(arch, policy(family, lora=LORA, dtype="bfloat16"), LEARNER)
     assert device["weights"] == 2 * arch.parameters
     assert device["activations"] > 0
-    with pytest.raises(BadConfig, match="qwen3_vl_moe"):
-        link_model(folder(FAMILY), tmp_path / "linked", spec(FAMILY), 7840)
+    with pytest.raises(BadConfig, match=family):
+        link_model(folder(family), tmp_path / "linked", spec(family), 7840)

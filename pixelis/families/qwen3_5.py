@@ -1,0 +1,94 @@
+"""Qwen3.5 and 3.6: most layers are Gated DeltaNet, whose state restarts at each sample; vision without DeepStack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pixelis.families.quick_imports import quick_imports
+from pixelis.families.qwen import QwenVL, head_width
+from pixelis.families.qwen3_vl import tiny_qwen3_vl
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+    from pixelis.families.family import ModelSpec
+    from pixelis.families.features import Features
+
+
+class Qwen3_5(QwenVL):
+    def model_class(self) -> Any:
+        with quick_imports():
+            from transformers import Qwen3_5ForConditionalGeneration
+
+        return Qwen3_5ForConditionalGeneration
+
+    def attend_packed(self, model: Any) -> bool:
+        """Attention layers always use `packed_attention`, as flash attention cannot share prompts."""
+        from pixelis.families.attention import PACKED
+        from pixelis.families.delta_net import mix_by_segments
+
+        language_model = self.language(model)
+        mix_by_segments(language_model)
+        language_model.config._attn_implementation = PACKED
+        return True
+
+    def attend_cached(self, model: Any) -> None:
+        from pixelis.families.delta_net import mix_by_segments
+
+        super().attend_cached(model)
+        mix_by_segments(self.language(model))
+
+    def hidden_states(
+        self,
+        model: Any,
+        spec: ModelSpec,
+        tokens: Int[Tensor, "rows length"],
+        positions: Int[Tensor, "axes rows length"],
+        features: Features | None,
+        **attention: Any,
+    ) -> Float[Tensor, "rows length hidden"]:
+        masks = {"full_attention": attention.pop("attention_mask", None), "linear_attention": None}
+        if (store := attention.get("past_key_values")) is not None:
+            masks["linear_attention"] = store.valid[:, store.used : store.used + tokens.shape[1]]
+        return super().hidden_states(
+            model, spec, tokens, positions, features, attention_mask=masks, **attention
+        )
+
+    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
+        from transformers import Qwen3_5Config
+
+        return self.model_class(), Qwen3_5Config(**tiny_qwen3_5(tokenizer, size))
+
+
+def tiny_qwen3_5(tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
+    """A small configuration: of each four layers the last is attention, and so is the model's last."""
+    values = tiny_qwen3_vl(tokenizer, size)
+    del values["vision_config"]["deepstack_visual_indexes"]
+    width, last = head_width(size), size["layers"] - 1
+    text = values["text_config"]
+    # A quarter of each head is rotated.
+    text["rope_parameters"] |= {
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [width // 8 - 2 * (width // 24), width // 24, width // 24],
+    }
+    text |= {
+        "layer_types": [
+            "full_attention" if i % 4 == 3 or i == last else "linear_attention" for i in range(size["layers"])
+        ],
+        "linear_key_head_dim": width,
+        "linear_value_head_dim": width,
+        "linear_num_key_heads": size["kv_heads"],
+        "linear_num_value_heads": size["heads"],
+    }
+    return values
+
+
+FAMILY = Qwen3_5(
+    vocab=248320,
+    patch=16,
+    image_token=248056,
+    video_token=248057,
+    vision_attention="Qwen3_5VisionAttention",
+)
