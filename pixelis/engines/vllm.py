@@ -214,10 +214,15 @@ class VllmEngine(Engine[VllmSession]):
                 "logprobs_mode": "processed_logprobs",
                 "generation_config": "vllm",
                 "worker_extension_cls": f"{vllm_worker.__name__}.Extension",
-                "additional_config": {vllm_worker.BANNED: list(self.spec.banned)},
+                "additional_config": {
+                    vllm_worker.BANNED: list(self.spec.banned),
+                    vllm_worker.UNPUBLISHED: self._base.unpublished,
+                },
             }
             if self.spec.reads_images:
                 arguments["limit_mm_per_prompt"] = {"image": self.max_images, "video": 0}
+            if self._base.unpublished:
+                arguments["load_format"] = vllm_worker.LOADER
             if not on_gpu:
                 arguments |= _CPU_ARGUMENTS
             if self.merges:
@@ -227,6 +232,9 @@ class VllmEngine(Engine[VllmSession]):
             else:
                 rank = served_rank(largest_rank(policy.lora))
                 arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": MAX_LORAS}
+                if self.spec.family.stacked:
+                    # Without a list vLLM prepares adapters of all experts too, in kernels that CPUs lack.
+                    arguments["lora_target_modules"] = policy.lora.targets
             try:
                 # The context of offline inference has the largest default for the tokens of a prefill.
                 settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)

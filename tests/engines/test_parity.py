@@ -19,6 +19,7 @@ from tiny_policy import (
     LORA,
     Maker,
     folder,
+    lora_of,
     merged,
     packed_log_probs,
     policy,
@@ -46,6 +47,8 @@ KINDS = [("hf", f, False) for f in (*FAMILIES, "qwen2", "qwen3")] + [
     ("vllm", "qwen2_vl", False),
     ("vllm", "qwen2", False),
     ("vllm", "qwen3", True),
+    ("vllm", "qwen3_vl_moe", False),
+    ("vllm", "qwen3_vl_moe", True),
 ]
 """(engine, family, merge). vLLM takes half a minute to start, so not every family runs with both ways to load
 an adapter.
@@ -73,7 +76,9 @@ def running(request: pytest.FixtureRequest) -> Iterator[RunningEngine]:
     of lm_head).
     """
     engine, family, merge = request.param
-    lora = LORA.model_copy(update={"targets": [*LORA.targets, "lm_head"]}) if merge else LORA
+    lora = lora_of(family)
+    if merge:
+        lora = lora.model_copy(update={"targets": [*lora.targets, "lm_head"]})
     yield from start(engine, folder(family), policy(family, lora=lora), family)
 
 

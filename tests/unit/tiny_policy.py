@@ -16,7 +16,7 @@ from pixelis import config
 from pixelis.families.attention import use_packed_attention
 from pixelis.families.family import ModelSpec
 from pixelis.families.features import concatenate
-from pixelis.families.spec import load_spec
+from pixelis.families.spec import find_family, load_spec
 from pixelis.families.vision import patchify
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
@@ -50,8 +50,15 @@ def folder(family: str) -> Path:
     return root
 
 
+def lora_of(family: str) -> config.LoraConfig:
+    """LORA; of a mixture of experts on the attention alone."""
+    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    return LORA.model_copy(update={"targets": attention}) if find_family(family).stacked else LORA
+
+
 def policy(family: str = "qwen3_vl", **values: object) -> config.PolicyConfig:
-    return config.PolicyConfig(**{"model": str(folder(family)), "lora": LORA, "dtype": "float32", **values})
+    settings = {"model": str(folder(family)), "lora": lora_of(family), "dtype": "float32", **values}
+    return config.PolicyConfig(**settings)  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -77,7 +84,7 @@ def random_adapter(
     """All layers of one rank, or with `mixed` the first without an adapter and the others of ranks 2 to 6."""
     rng = np.random.default_rng(seed)
     tensors = {}
-    for place, (name, layer) in enumerate(adapted_layers(stock(family), LORA.targets).items()):
+    for place, (name, layer) in enumerate(adapted_layers(stock(family), lora_of(family).targets).items()):
         rank = (2 + (place - 1) % 5 if place else 0) if mixed else LORA.rank
         if rank:
             tensors[f"{name}.A"] = rng.normal(0, size, (rank, layer.in_features)).astype(np.float32)
