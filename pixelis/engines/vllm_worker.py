@@ -6,12 +6,14 @@ vLLM imports this module by name (logits processor, worker extension).
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +26,10 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.model_executor.model_loader import DefaultModelLoader, register_model_loader
+from vllm.model_executor.models.utils import WeightsMapper
+from vllm.model_executor.utils import get_packed_modules_mapping
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as LogitsProcessorV2
 
@@ -39,7 +44,19 @@ BANNED, UNPUBLISHED = "pixelis_banned", "pixelis_unpublished"
 
 
 class Extension:
-    """Empty: importing its module registers the engines below and watches the owner."""
+    """A mixin of vLLM's worker. Importing its module registers the engines below and watches the owner."""
+
+    def unserved(self: Any, folder: str) -> list[str]:
+        """Adapted layers of a folder in PEFT's format that vLLM would pass over without an error."""
+        model, served = self.get_model(), set[str]()
+        fused = get_packed_modules_mapping(model)
+        for name, module in model.named_modules():
+            if isinstance(module, BaseLayerWithLoRA):
+                parent, dot, last = name.rpartition(".")
+                served |= {f"{parent}{dot}{part}" for part in fused.get(last, [last])}
+        mapper = getattr(model, "hf_to_vllm_mapper", WeightsMapper()).get_rename_mapper()
+        layers = json.loads((Path(folder) / "adapter_config.json").read_text())["target_modules"]
+        return [layer for layer in layers if mapper.map_name(layer) not in served]
 
 
 def _end_with_owner() -> None:

@@ -26,7 +26,7 @@ class Qwen3VLMoe(QwenVL):
             "num_experts": size["experts"],
             "num_experts_per_tok": size["active_experts"],
             # vLLM's CPU build pads other sizes than multiples of 64, and cannot load weights again.
-            "moe_intermediate_size": math.ceil(size["feedforward"] / 128) * 64,
+            "moe_intermediate_size": math.ceil(size["feedforward"] / 64) * 64,
             "norm_topk_prob": True,  # as published; vLLM reads it, transformers always does so
         }
         return self.model_class(), Qwen3VLMoeConfig(**values)

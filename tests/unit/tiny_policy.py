@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from pixelis import config
 from pixelis.families.attention import use_packed_attention
@@ -56,6 +57,19 @@ def lora_of(family: str) -> config.LoraConfig:
     return LORA.model_copy(update={"targets": attention}) if find_family(family).stacked else LORA
 
 
+def published(family: str, target: Path) -> Path:
+    """A folder in the layout of published mixtures of experts, whose experts are transposed."""
+    target.mkdir()
+    for file in folder(family).iterdir():
+        if file.suffix != ".safetensors":
+            (target / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(folder(family) / "model.safetensors")
+    stacked = {name: t.transpose(1, 2).contiguous() for name, t in tensors.items() if ".experts." in name}
+    assert stacked
+    save_file(tensors | stacked, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
 def policy(family: str = "qwen3_vl", **values: object) -> config.PolicyConfig:
     settings = {"model": str(folder(family)), "lora": lora_of(family), "dtype": "float32", **values}
     return config.PolicyConfig(**settings)  # type: ignore[arg-type]
@@ -79,12 +93,16 @@ def merged(adapter: Adapter, family: str = "qwen3_vl") -> torch.nn.Module:
 
 
 def random_adapter(
-    family: str = "qwen3_vl", seed: int = 0, size: float = 0.08, mixed: bool = False
+    family: str = "qwen3_vl", seed: int = 0, size: float = 0.08, mixed: bool = False, tower: bool = False
 ) -> Adapter:
-    """All layers of one rank, or with `mixed` the first without an adapter and the others of ranks 2 to 6."""
+    """All layers of one rank, or with `mixed` the first without an adapter and the others of ranks 2 to 6.
+
+    tower: also the layers of the vision tower.
+    """
     rng = np.random.default_rng(seed)
     tensors = {}
-    for place, (name, layer) in enumerate(adapted_layers(stock(family), lora_of(family).targets).items()):
+    layers = adapted_layers(stock(family), lora_of(family).targets, tower)
+    for place, (name, layer) in enumerate(layers.items()):
         rank = (2 + (place - 1) % 5 if place else 0) if mixed else LORA.rank
         if rank:
             tensors[f"{name}.A"] = rng.normal(0, size, (rank, layer.in_features)).astype(np.float32)

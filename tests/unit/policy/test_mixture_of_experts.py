@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tiny_policy import Maker, check_log_probs, folder, merged, packed_log_probs, policy, spec, stock
+from safetensors.torch import load_file
+from tiny_policy import Maker, check_log_probs, folder, merged, packed_log_probs, policy, published, stock
 from tiny_trainer import LEARNER, batch, trainer
 
 from pixelis import config
 from pixelis.dialogue.session import SamplingParams
 from pixelis.engines.hf import HfEngine
-from pixelis.engines.vllm_files import link_model
 from pixelis.errors import BadConfig
 from pixelis.policy import estimate
 from pixelis.policy.adapters import Adapter
@@ -50,19 +49,6 @@ def adapted() -> Trained:
     return train(full=False)
 
 
-def published(target: Path) -> Path:
-    """The model folder with the layout of the published files, whose experts are transposed."""
-    target.mkdir()
-    for file in folder(FAMILY).iterdir():
-        if file.suffix != ".safetensors":
-            (target / file.name).write_bytes(file.read_bytes())
-    tensors = load_file(folder(FAMILY) / "model.safetensors")
-    stacked = {name: t.transpose(1, 2).contiguous() for name, t in tensors.items() if ".experts." in name}
-    assert stacked
-    save_file(tensors | stacked, target / "model.safetensors", {"format": "pt"})
-    return target
-
-
 def test_adapters_are_on_attention_and_experts_stay_as_they_are(adapted) -> None:
     adapter, _, _, changed = adapted
     assert all(".self_attn." in name for name in adapter.tensors)
@@ -82,7 +68,7 @@ def test_an_export_has_the_published_layout_and_loads_in_transformers(
         assert any(name.endswith("mlp.gate.weight") for name in changed), (
             "the router learns without an auxiliary loss"
         )
-    base = published(tmp_path / "base")
+    base = published(FAMILY, tmp_path / "base")
     write_merged_model(adapter, base, tmp_path / "merged")
     shapes = [
         {n: t.shape for n, t in load_file(tmp_path / at / "model.safetensors").items()}
@@ -114,11 +100,9 @@ def test_rollouts_of_the_embedded_engine_have_the_learners_log_probs(adapted) ->
     np.testing.assert_allclose(packed_log_probs(merged(adapter, FAMILY), samples, 0.7), expected, atol=1e-4)
 
 
-def test_memory_is_estimated_and_vllm_is_refused_by_name(tmp_path: Path) -> None:
+def test_memory_is_estimated() -> None:
     arch = Architecture(policy(FAMILY))
     assert arch.parameters == sum(p.numel() for p in stock(FAMILY).parameters())
     device, _ = estimate.learner_memory(arch, policy(FAMILY, lora=LORA, dtype="bfloat16"), LEARNER)
     assert device["weights"] == 2 * arch.parameters
     assert device["activations"] > 0
-    with pytest.raises(BadConfig, match="qwen3_vl_moe"):
-        link_model(folder(FAMILY), tmp_path / "linked", spec(FAMILY), 7840)
