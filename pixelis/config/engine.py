@@ -55,7 +55,8 @@ class EngineConfig(Section):
     enforce_eager: bool = False
     """vllm: no CUDA graphs (slower, but starts faster)"""
     adapters: Literal["swap", "merge"] = "swap"
-    """vllm: swap: apply the LoRA adapter separately; merge: merge it into the weights at each load"""
+    """vllm: swap: apply the LoRA adapter separately, if vLLM can for all its layers; merge: merge it into the
+    weights at each load"""
     quantization: Literal["none", "fp8", "int8", "awq"] = "none"
     """vllm: fp8: quantise the weights while they load, for GPUs; int8, awq: generate with the quantised copy
     engine.model; the importance weights of rft.loss correct for the difference"""

@@ -22,16 +22,11 @@ class LoraConfig(Section):
     targets: list[str] = Field(["all-linear"])
     """names of the linear layers of the language model with adapters; all-linear: all but lm_head"""
     vision_tower: bool = False
-    """adapters on all linear layers of the vision tower too; vLLM then loads merged weights"""
+    """adapters on all linear layers of the vision tower too"""
 
     def adapts(self, layer: str) -> bool:
         """Whether a linear layer of the language model, or `lm_head`, gets an adapter. layer: its own name."""
         return layer in self.targets or ("all-linear" in self.targets and layer != "lm_head")
-
-    @property
-    def is_of_language_layers(self) -> bool:
-        """Whether only layers of the language model have adapters, as vLLM's adapters do."""
-        return "lm_head" not in self.targets and not self.vision_tower
 
 
 class PolicyConfig(Section):

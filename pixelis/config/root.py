@@ -232,10 +232,10 @@ class Config(Section):
             return
         if e.name != "vllm":
             yield f"engine.quantization={e.quantization} needs engine.name=vllm"
-        if self.policy.full or e.adapters == "merge" or not self.policy.lora.is_of_language_layers:
+        if self.policy.full or e.adapters == "merge" or "lm_head" in self.policy.lora.targets:
             yield (
                 f"engine.quantization={e.quantization} applies adapters at runtime: policy.full, "
-                "engine.adapters=merge, an adapted lm_head or vision tower need quantization=none"
+                "engine.adapters=merge and an adapted lm_head need quantization=none"
             )
 
     @property

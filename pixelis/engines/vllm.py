@@ -27,6 +27,7 @@ from pixelis.dialogue.session import MIN_TEMPERATURE, Completion, SamplingParams
 from pixelis.engines.engine import Engine, EngineSession
 from pixelis.engines.vllm_files import OWNER, Scratch, child_environment, link_model, quantized_copy
 from pixelis.errors import (
+    BadConfig,
     BadInput,
     DeadlineExceeded,
     InfraFailure,
@@ -35,10 +36,12 @@ from pixelis.errors import (
     install_extra,
 )
 from pixelis.families.spec import load_spec, load_tokenizer
+from pixelis.policy.adapters import is_vision
+from pixelis.policy.architecture import Architecture
 from pixelis.policy.export import BaseFile, write_peft
 from pixelis.policy.model import pick_dtype
 from pixelis.policy.model_path import fingerprint
-from pixelis.policy.ranks import MAX_LORAS, largest_rank, merges, served_rank
+from pixelis.policy.ranks import MAX_LORAS, largest_rank, layer_type, merges, served_rank
 from pixelis.policy.samples import view_digest
 
 if TYPE_CHECKING:
@@ -214,19 +217,28 @@ class VllmEngine(Engine[VllmSession]):
                 "logprobs_mode": "processed_logprobs",
                 "generation_config": "vllm",
                 "worker_extension_cls": f"{vllm_worker.__name__}.Extension",
-                "additional_config": {vllm_worker.BANNED: list(self.spec.banned)},
+                "additional_config": {
+                    vllm_worker.BANNED: list(self.spec.banned),
+                    vllm_worker.UNPUBLISHED: self._base.unpublished,
+                },
             }
             if self.spec.reads_images:
                 arguments["limit_mm_per_prompt"] = {"image": self.max_images, "video": 0}
+            if self._base.unpublished:
+                arguments["load_format"] = vllm_worker.LOADER
             if not on_gpu:
                 arguments |= _CPU_ARGUMENTS
+            if not self.merges:
+                served = self._adapter_arguments(policy, AsyncEngineArgs(**arguments).create_model_config())
+                self.merges = served is None
+                arguments |= served or {}
             if self.merges:
                 from vllm.config import WeightTransferConfig
 
+                if engine.quantization != "none":
+                    message = "vLLM serves no adapters of this model's vision tower, so that it merges them"
+                    raise BadConfig(message, fix="set engine.quantization=none")
                 arguments["weight_transfer_config"] = WeightTransferConfig(backend=vllm_worker.TRANSFER)
-            else:
-                rank = served_rank(largest_rank(policy.lora))
-                arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": MAX_LORAS}
             try:
                 # The context of offline inference has the largest default for the tokens of a prefill.
                 settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)
@@ -236,10 +248,35 @@ class VllmEngine(Engine[VllmSession]):
             except Exception as error:
                 raise InfraFailure(f"vLLM did not start: {error}", code="engine_start") from error
 
+    def _adapter_arguments(self, policy: config.PolicyConfig, model_config: Any) -> dict[str, Any] | None:
+        """vLLM's arguments for adapters at runtime; None if its model has none for the vision tower."""
+        from vllm.model_executor.model_loader import get_model_cls
+
+        tower, experts = policy.lora.vision_tower, bool(self.spec.family.stacked)
+        model = get_model_cls(model_config)
+        served = getattr(model, "supports_tower_connector_lora", False)
+        # vLLM's Qwen3-VL-MoE says so, but does not name the fused qkv, which it therefore passes over.
+        if tower and (not served or (experts and "qkv" not in model.packed_modules_mapping)):
+            log.warning(
+                "vLLM's %s has no adapters in the vision tower: it loads merged weights", model.__name__
+            )
+            return None
+        arguments: dict[str, Any] = {
+            "enable_lora": True,
+            "enable_tower_connector_lora": tower,
+            "max_lora_rank": served_rank(largest_rank(policy.lora)),
+            "max_loras": MAX_LORAS,
+        }
+        if experts:
+            # Without a list vLLM reserves adapters of all experts too. It knows layers of the language model by
+            # their last names; in the vision tower others have the same.
+            layers = Architecture(policy).shapes(policy.lora.targets, tower)
+            arguments["lora_target_modules"] = sorted(
+                {model.hf_to_vllm_mapper.map_name(n) if is_vision(n) else layer_type(n) for n in layers}
+            )
+        return arguments
+
     async def load(self, version: int, adapter: Adapter | None) -> None:
-        if adapter is not None and not self.merges and not adapter.is_of_language_layers:
-            message = "vLLM swaps only adapters of the language model's layers"
-            raise BadInput(message, fix="set engine.adapters=merge")
         async with self._loading(adapter):
             if adapter is not None:
                 await asyncio.to_thread(self._base.updates, adapter)
@@ -270,6 +307,10 @@ class VllmEngine(Engine[VllmSession]):
                 await asyncio.to_thread(
                     write_peft, adapter, folder, fold_scale=True, text_only=not self.spec.reads_images
                 )
+                unserved = (await self._llm.collective_rpc("unserved", args=(str(folder),)))[0]
+                if unserved:
+                    message = f"vLLM would ignore the adapter of {unserved[0]}"
+                    raise BadInput(message, fix="set engine.adapters=merge")
                 await self._llm.add_lora(new)
             except BaseException:  # of a cancelled load, too: the file would stay in shared memory
                 await asyncio.to_thread(shutil.rmtree, folder, True)

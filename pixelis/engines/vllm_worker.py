@@ -6,22 +6,30 @@ vLLM imports this module by name (logits processor, worker extension).
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from vllm.config import get_current_vllm_config
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.lora.layers import BaseLayerWithLoRA
+from vllm.model_executor.model_loader import DefaultModelLoader, register_model_loader
+from vllm.model_executor.models.utils import WeightsMapper
+from vllm.model_executor.utils import get_packed_modules_mapping
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as LogitsProcessorV2
 
@@ -29,12 +37,26 @@ from pixelis.engines.vllm_files import OWNER
 from pixelis.policy.export import checkpoint_tensors
 
 TRANSFER = "pixelis_file"
-BANNED = "pixelis_banned"
-"""Key of `additional_config` with the banned ids."""
+LOADER = "pixelis"
+"""Load format of `PublishedLayout`."""
+BANNED, UNPUBLISHED = "pixelis_banned", "pixelis_unpublished"
+"""Keys of `additional_config` with the banned ids, and with `BaseFile.unpublished`."""
 
 
 class Extension:
-    """Empty: importing its module registers the transfer engine below and watches the owner."""
+    """A mixin of vLLM's worker. Importing its module registers the engines below and watches the owner."""
+
+    def unserved(self: Any, folder: str) -> list[str]:
+        """Adapted layers of a folder in PEFT's format that vLLM would pass over without an error."""
+        model, served = self.get_model(), set[str]()
+        fused = get_packed_modules_mapping(model)
+        for name, module in model.named_modules():
+            if isinstance(module, BaseLayerWithLoRA):
+                parent, dot, last = name.rpartition(".")
+                served |= {f"{parent}{dot}{part}" for part in fused.get(last, [last])}
+        mapper = getattr(model, "hf_to_vllm_mapper", WeightsMapper()).get_rename_mapper()
+        layers = json.loads((Path(folder) / "adapter_config.json").read_text())["target_modules"]
+        return [layer for layer in layers if mapper.map_name(layer) not in served]
 
 
 def _end_with_owner() -> None:
@@ -131,7 +153,7 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
     def receive_weights(self, update_info: FileUpdate) -> None:
         changes = dict(checkpoint_tensors(update_info.changes)) if update_info.changes else {}
         tensors = checkpoint_tensors(update_info.base)
-        self.model.load_weights((name, changes.get(name, tensor)) for name, tensor in tensors)
+        self.model.load_weights(_as_published((name, changes.get(name, tensor)) for name, tensor in tensors))
 
     def finish_weight_update(self) -> None:
         """End the reload. A tied output layer is packed again: on CPU it is a copy."""
@@ -145,6 +167,23 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
 
     def shutdown(self) -> None:
         """Does nothing: there are no resources to release."""
+
+
+@register_model_loader(LOADER)
+class PublishedLayout(DefaultModelLoader):
+    """vLLM's loader, for experts that transformers stacked: vLLM reads only the layout of the published files."""
+
+    def __init__(self, load_config: Any):
+        super().__init__(replace(load_config, load_format="safetensors"))
+
+    def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Tensor]]:
+        yield from _as_published(super().get_all_weights(model_config, model))
+
+
+def _as_published(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    unpublished = set(get_current_vllm_config().additional_config[UNPUBLISHED])
+    for name, tensor in tensors:
+        yield name, tensor.transpose(1, 2) if name in unpublished else tensor
 
 
 WeightTransferEngineFactory.register_engine(TRANSFER, FileTransfer)

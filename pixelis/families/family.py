@@ -86,6 +86,8 @@ class Family:
     """Path of the language model in the model. All else but `lm_head` counts as the vision tower."""
     stacked: Mapping[str, int] = field(default_factory=dict)
     """Stacked experts below `mlp.` -> dimension of the hidden size in transformers' layout."""
+    published_transposed: bool = False
+    """Whether the published files, as vLLM reads them, hold stacked experts the other way round."""
     key_mapping: Mapping[str, str] = field(default_factory=dict)
     """Patterns of names in checkpoints -> names in the model, for `from_pretrained`."""
 

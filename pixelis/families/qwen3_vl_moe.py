@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,9 @@ class Qwen3VLMoe(QwenVL):
         values["text_config"] |= {
             "num_experts": size["experts"],
             "num_experts_per_tok": size["active_experts"],
-            "moe_intermediate_size": size["feedforward"] // 2,
+            # vLLM's CPU build pads other sizes than multiples of 64, and cannot load weights again.
+            "moe_intermediate_size": math.ceil(size["feedforward"] / 64) * 64,
+            "norm_topk_prob": True,  # as published; vLLM reads it, transformers always does so
         }
         return self.model_class(), Qwen3VLMoeConfig(**values)
 
@@ -33,5 +36,7 @@ FAMILY = Qwen3VLMoe(
     vocab=151936,
     patch=16,
     vision_attention="Qwen3VLMoeVisionAttention",
+    vllm_processors=("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
     stacked={"experts.gate_up_proj": 2, "experts.down_proj": 1},
+    published_transposed=True,
 )

@@ -57,12 +57,6 @@ class Adapter:
         tensors = sorted(self.tensors.items()) if self.kind == "lora" else ()
         return {name[:-2]: array.shape[0] for name, array in tensors if name.endswith(".A")}
 
-    @property
-    def is_of_language_layers(self) -> bool:
-        """Whether vLLM can serve it as an adapter."""
-        others = (name for name in self.tensors if name == "lm_head.A" or is_vision(name))
-        return self.kind == "lora" and not any(others)
-
     def sha256(self) -> str:
 
         def digest_of(name: str) -> bytes:

@@ -44,12 +44,14 @@ def checkpoint_tensors(path: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
 class BaseFile:
     """The base model's parameters by their names in transformers, read on demand.
 
-    transposed: stacked experts of published mixtures of experts, stored the other way round.
+    transposed: stacked experts of published mixtures of experts, stored the other way round;
+    unpublished: names in the files of those that are not stored as published.
     """
 
     def __init__(self, folder: str | Path, family: Family):
         self.folder = Path(folder)
         self.transposed: set[str] = set()
+        self.unpublished: list[str] = []
         path = self.folder / "config.json"
         settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         hidden = int((settings.get("text_config") or settings).get("hidden_size", 0))
@@ -65,6 +67,8 @@ class BaseFile:
                     if side is not None and shape[side] != hidden:
                         self.transposed.add(name)
                         shape[1], shape[2] = shape[2], shape[1]
+                    if side is not None and (name in self.transposed) != family.published_transposed:
+                        self.unpublished.append(original)
                     self.shapes[name] = torch.empty(shape, device="meta")
 
     def read(self, name: str) -> Float[Tensor, ...]:

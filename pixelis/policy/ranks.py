@@ -82,8 +82,8 @@ def largest_rank(lora: config.LoraConfig) -> int:
 
 
 def merges(policy: config.PolicyConfig, engine: config.EngineConfig) -> bool:
-    """Whether vLLM loads merged weights: it serves no adapter of the output layer or the vision tower."""
-    return policy.full or engine.adapters == "merge" or not policy.lora.is_of_language_layers
+    """Whether vLLM loads merged weights: it serves no adapter of the output layer."""
+    return policy.full or engine.adapters == "merge" or "lm_head" in policy.lora.targets
 
 
 def served_rank(rank: int) -> int:

@@ -30,6 +30,8 @@ class RunningEngine:
     runner: asyncio.Runner
     family: str
     folder: Path
+    tower: bool
+    """Whether its adapters may be on the vision tower too."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -70,6 +72,6 @@ def start(
 
             engine = VllmEngine(folder, policy, settings, DIALOGUE)
         try:
-            yield RunningEngine(engine, runner, family, folder)
+            yield RunningEngine(engine, runner, family, folder, policy.lora.vision_tower)
         finally:
             runner.run(engine.aclose())

@@ -19,10 +19,12 @@ from tiny_policy import (
     LORA,
     Maker,
     folder,
+    lora_of,
     merged,
     packed_log_probs,
     policy,
     random_adapter,
+    spec,
     stock,
     stock_log_probs,
     stock_logits,
@@ -42,10 +44,12 @@ SIZES = ((32, 32), (32, 48), (64, 64), (16, 112), (128, 128))
 
 KINDS = [("hf", f, False) for f in (*FAMILIES, "qwen2", "qwen3")] + [
     ("vllm", "qwen2_5_vl", False),
+    ("vllm", "qwen3_vl", False),
     ("vllm", "qwen3_vl", True),
     ("vllm", "qwen2_vl", False),
     ("vllm", "qwen2", False),
     ("vllm", "qwen3", True),
+    ("vllm", "qwen3_vl_moe", False),
 ]
 """(engine, family, merge). vLLM takes half a minute to start, so not every family runs with both ways to load
 an adapter.
@@ -69,11 +73,16 @@ def marks(kind: tuple[str, str, bool]) -> list[pytest.MarkDecorator]:
     scope="module", params=[pytest.param(kind, id=name(kind), marks=marks(kind)) for kind in KINDS]
 )
 def running(request: pytest.FixtureRequest) -> Iterator[RunningEngine]:
-    """An engine of each kind: hf, vLLM with adapters at runtime, and vLLM with merged weights (for adapters
-    of lm_head).
+    """An engine of each kind: hf, vLLM with adapters at runtime, also in the vision tower, and vLLM with merged
+    weights (for adapters of lm_head).
     """
     engine, family, merge = request.param
-    lora = LORA.model_copy(update={"targets": [*LORA.targets, "lm_head"]}) if merge else LORA
+    lora = lora_of(family)
+    if merge:
+        lora = lora.model_copy(update={"targets": [*lora.targets, "lm_head"]})
+    else:
+        tower = spec(family).reads_images and not spec(family).family.stacked
+        lora = lora.model_copy(update={"vision_tower": tower})
     yield from start(engine, folder(family), policy(family, lora=lora), family)
 
 
@@ -181,8 +190,9 @@ async def test_adapters_give_the_log_probs_of_the_learner_and_can_be_unloaded(
     base = stock(running.family)
     assert max(check_greedy(base, sample, running.spec.banned) for sample in before) < 1e-4
     for version, seed in ((3, 1), (4, 2), (7, 3)):
-        # The second adapter has a different rank in each layer, and none in one layer.
-        adapter = random_adapter(running.family, seed=seed, mixed=seed == 2)
+        # The second adapter has a different rank in each layer, and none in one layer. It and the third change
+        # the features of pictures.
+        adapter = random_adapter(running.family, seed, mixed=seed == 2, tower=running.tower and seed > 1)
         await engine.load(version, adapter)
         assert engine.version == version
         model = merged(adapter, running.family)
@@ -211,7 +221,7 @@ async def test_vllm_loads_exported_adapters(
         return write_peft(adapter, folder, "base", text_only=text_only)
 
     monkeypatch.setattr("pixelis.engines.vllm.write_peft", exported)
-    adapter = random_adapter(running.family, seed=11)
+    adapter = random_adapter(running.family, seed=11, tower=running.tower)
 
     await engine.load(11, adapter)
     samples = await run_all(engine, sample_episodes(Maker(running.family)), [GREEDY] * 7)

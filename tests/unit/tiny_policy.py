@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from pixelis import config
 from pixelis.families.family import ModelSpec
 from pixelis.families.features import concatenate
-from pixelis.families.spec import load_spec
+from pixelis.families.spec import find_family, load_spec
 from pixelis.families.vision import patchify
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
@@ -49,8 +50,40 @@ def folder(family: str) -> Path:
     return root
 
 
+def lora_of(family: str) -> config.LoraConfig:
+    """LORA; of a mixture of experts on the attention alone."""
+    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    return LORA.model_copy(update={"targets": attention}) if find_family(family).stacked else LORA
+
+
+def published(family: str, target: Path) -> Path:
+    """The model folder with the layout of the published files: stacked experts, those of Qwen3-VL transposed."""
+    target.mkdir()
+    for file in folder(family).iterdir():
+        if file.suffix != ".safetensors":
+            (target / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(folder(family) / "model.safetensors")
+    stacked = {
+        name: t.transpose(1, 2).contiguous()
+        for name, t in tensors.items()
+        if name.endswith("_proj") and t.dim() == 3
+    }
+    for name in [name for name in tensors if ".experts.0.down_proj" in name]:
+        stem = name.partition(".0.down_proj")[0]
+
+        def stack(part: str, stem: str = stem) -> torch.Tensor:
+            return torch.stack([tensors.pop(f"{stem}.{expert}.{part}.weight") for expert in range(4)])
+
+        stacked[f"{stem}.gate_up_proj"] = torch.cat([stack("gate_proj"), stack("up_proj")], 1)
+        stacked[f"{stem}.down_proj"] = stack("down_proj")
+    assert stacked
+    save_file(tensors | stacked, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
 def policy(family: str = "qwen3_vl", **values: object) -> config.PolicyConfig:
-    return config.PolicyConfig(**{"model": str(folder(family)), "lora": LORA, "dtype": "float32", **values})
+    settings = {"model": str(folder(family)), "lora": lora_of(family), "dtype": "float32", **values}
+    return config.PolicyConfig(**settings)  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -71,12 +104,16 @@ def merged(adapter: Adapter, family: str = "qwen3_vl") -> torch.nn.Module:
 
 
 def random_adapter(
-    family: str = "qwen3_vl", seed: int = 0, size: float = 0.08, mixed: bool = False
+    family: str = "qwen3_vl", seed: int = 0, size: float = 0.08, mixed: bool = False, tower: bool = False
 ) -> Adapter:
-    """All layers of one rank, or with `mixed` the first without an adapter and the others of ranks 2 to 6."""
+    """All layers of one rank, or with `mixed` the first without an adapter and the others of ranks 2 to 6.
+
+    tower: also the layers of the vision tower.
+    """
     rng = np.random.default_rng(seed)
     tensors = {}
-    for place, (name, layer) in enumerate(adapted_layers(stock(family), LORA.targets).items()):
+    layers = adapted_layers(stock(family), lora_of(family).targets, tower)
+    for place, (name, layer) in enumerate(layers.items()):
         rank = (2 + (place - 1) % 5 if place else 0) if mixed else LORA.rank
         if rank:
             tensors[f"{name}.A"] = rng.normal(0, size, (rank, layer.in_features)).astype(np.float32)

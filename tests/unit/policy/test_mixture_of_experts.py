@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tiny_policy import Maker, check_log_probs, folder, merged, packed_log_probs, policy, spec, stock
+from safetensors.torch import load_file
+from tiny_policy import Maker, check_log_probs, folder, merged, packed_log_probs, policy, published, stock
 from tiny_trainer import LEARNER, batch, trainer
 
 from pixelis import config
 from pixelis.dialogue.session import SamplingParams
 from pixelis.engines.hf import HfEngine
-from pixelis.engines.vllm_files import link_model
 from pixelis.errors import BadConfig
 from pixelis.policy import estimate
 from pixelis.policy.adapters import Adapter
@@ -53,31 +52,6 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def adapted(family: str) -> Trained:
     return train(family, full=False)
-
-
-def published(family: str, target: Path) -> Path:
-    """The model folder with the layout of the published files: stacked experts, those of Qwen3-VL transposed."""
-    target.mkdir()
-    for file in folder(family).iterdir():
-        if file.suffix != ".safetensors":
-            (target / file.name).write_bytes(file.read_bytes())
-    tensors = load_file(folder(family) / "model.safetensors")
-    stacked = {
-        name: t.transpose(1, 2).contiguous()
-        for name, t in tensors.items()
-        if name.endswith("_proj") and t.dim() == 3
-    }
-    for name in [name for name in tensors if ".experts.0.down_proj" in name]:
-        stem = name.partition(".0.down_proj")[0]
-
-        def stack(part: str, stem: str = stem) -> torch.Tensor:
-            return torch.stack([tensors.pop(f"{stem}.{expert}.{part}.weight") for expert in range(4)])
-
-        stacked[f"{stem}.gate_up_proj"] = torch.cat([stack("gate_proj"), stack("up_proj")], 1)
-        stacked[f"{stem}.down_proj"] = stack("down_proj")
-    assert stacked
-    save_file(tensors | stacked, target / "model.safetensors", {"format": "pt"})
-    return target
 
 
 def test_adapters_are_on_attention_and_experts_stay_as_they_are(adapted, family: str) -> None:
@@ -135,11 +109,9 @@ def test_rollouts_of_the_embedded_engine_have_the_learners_log_probs(adapted, fa
     np.testing.assert_allclose(packed_log_probs(merged(adapter, family), samples, 0.7), expected, atol=1e-4)
 
 
-def test_memory_is_estimated_and_vllm_is_refused_by_name(family: str, tmp_path: Path) -> None:
+def test_memory_is_estimated(family: str) -> None:
     arch = Architecture(policy(family))
     assert arch.parameters == sum(p.numel() for p in stock(family).parameters())
     device, _ = estimate.learner_memory(arch, policy(family, lora=LORA, dtype="bfloat16"), LEARNER)
     assert device["weights"] == 2 * arch.parameters
     assert device["activations"] > 0
-    with pytest.raises(BadConfig, match=family):
-        link_model(folder(family), tmp_path / "linked", spec(family), 7840)
