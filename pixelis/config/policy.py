@@ -40,6 +40,9 @@ class PolicyConfig(Section):
     adapter, or with policy.full its model"""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """precision; auto: bfloat16 on GPUs that support it, else float32"""
+    quantization: Literal["none", "nf4"] = "none"
+    """nf4: keep the language model's linear layers in 4 bit under the adapters (QLoRA), in learners, in the
+    engine hf and in the embedder; needs the extra quant; for vllm see engine.quantization"""
     attention: Literal["auto", "sdpa", "flash_attention_2"] = "auto"
     """attention kernel; auto: flash-attn if it is installed and there is a GPU, else sdpa"""
     full: bool = False

@@ -137,7 +137,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        checks = (self._folders, self._lengths, self._rft, self._sampling, self._colocation, self._versions)
+        checks = (
+            *(self._folders, self._lengths, self._rft, self._sampling),
+            *(self._quantization, self._colocation, self._versions),
+        )
         problems = [problem for check in checks for problem in check()] + self.learner.problems()
         if problems:
             raise ValueError("; ".join(problems))
@@ -198,6 +201,20 @@ class Config(Section):
             temperature = section.sampling.temperature
             if (self.engine.name == "vllm" and temperature > 2) or 0 < temperature < 0.01:
                 yield f"{name}.sampling.temperature {temperature} is neither 0 nor from 0.01 to vLLM's 2"
+
+    def _quantization(self) -> Iterator[str]:
+        policy, e, loss = self.policy, self.engine, self.rft.loss
+        if policy.quantization != "none" and (policy.full or self.learner.zero_stage == 3):
+            yield (
+                f"policy.quantization={policy.quantization} keeps a frozen base on each worker: set "
+                "policy.full=false and learner.zero_stage to 0, 1 or 2"
+            )
+        is_uncorrected = loss.importance == "none" and loss.proximal == "learner"
+        if e.name == "vllm" and e.quantization != policy.quantization and is_uncorrected:
+            yield (
+                f"rollouts of engine.quantization={e.quantization} train a policy of policy.quantization="
+                f"{policy.quantization}: set rft.loss.importance=truncate"
+            )
 
     def _colocation(self) -> Iterator[str]:
         e, learner = self.engine, self.learner

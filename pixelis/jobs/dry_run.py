@@ -103,6 +103,8 @@ def policy_inputs(config: Config, trains: bool = False) -> Iterator[Input]:
     """The model with its adapter and ranks; for training the DeepSpeed file too."""
     policy = config.policy
     yield Input("policy.model", policy.model, functools.partial(_read_model, policy.family))
+    if policy.quantization != "none":
+        yield Input("policy.quantization", policy.quantization, _read_quantization)
     if policy.adapter:
         yield Input("policy.adapter", policy.adapter, functools.partial(_read_adapter, config, trains))
     if policy.lora.ranks:
@@ -115,6 +117,12 @@ def _read_model(family: str | None, name: str) -> None:
     load_spec(resolve(name), family=family)
     if size := hub.remaining_bytes(name):
         print(f"  note   policy.model: {size / 1e9:.2f} GB of weights will be fetched", file=sys.stderr)
+
+
+def _read_quantization(_: str) -> None:
+    from pixelis.policy import quantization
+
+    quantization.check_installed()
 
 
 def deepspeed_inputs(config: Config) -> Iterator[Input]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from pixelis.families.spec import model_family
 from pixelis.policy.adapters import is_vision
 from pixelis.policy.lora import adapted_layers
 from pixelis.policy.model_path import resolve
+from pixelis.policy.quantization import QUANTIZED
 from pixelis.policy.ranks import ranks_of
 
 if TYPE_CHECKING:
@@ -28,6 +30,12 @@ class Architecture:
             self.model: Any = model._from_config(self.config, dtype=dtype)
         self.parameters = sum(p.numel() for p in self.model.parameters())
         self.vision_parameters = sum(p.numel() for n, p in self.model.named_parameters() if is_vision(n))
+        self.linear_weights = {
+            name: module.weight.numel()
+            for name, module in self.model.named_modules()
+            if isinstance(module, torch.nn.Linear) and re.match(QUANTIZED, name)
+        }
+        """Number of weights of the layers that `policy.quantization` quantises"""
         self.text: Any = self.config.get_text_config()
         self.vision: Any = getattr(self.config, "vision_config", None)
         self.head_width = int(

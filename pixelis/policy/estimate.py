@@ -19,6 +19,7 @@ from pixelis.policy.architecture import Architecture, learner_dtype
 from pixelis.policy.deepspeed_engine import deepspeed_config
 from pixelis.policy.forward import FEATURE_CACHE_BYTES
 from pixelis.policy.log_probs import CHUNK_VALUES
+from pixelis.policy.quantization import NF4_BYTES
 from pixelis.policy.ranks import MAX_LORAS, largest_rank, merges, served_rank
 
 if TYPE_CHECKING:
@@ -28,12 +29,17 @@ GIB = 2**30
 GPU_BYTES = 80 * GIB
 TIGHT = 0.95
 """Estimates above this share of a GPU's memory get a note, because not everything is counted."""
-QUANTIZED_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-QUANTIZED_BYTES = {"fp8": 1.0, "int8": 1.0, "awq": 0.52}
+QUANTIZED_BYTES = {"fp8": 1.0, "int8": 1.0, "awq": 0.52, "nf4": NF4_BYTES}
 """Bytes of a quantised parameter with its share of the scales, for AWQ of groups of 128."""
 RESIDENT = ("weights", "adapters", "gradients", "optimizer")
 """Parts of the learner's memory that stay between steps."""
 Bytes = dict[str, int]
+
+
+def weight_bytes(arch: Architecture, quantization: str) -> int:
+    """Bytes of the base model's weights. quantization: of the linear layers of the language model."""
+    linear = sum(arch.linear_weights.values()) if quantization != "none" else 0
+    return int((arch.parameters - linear) * arch.width + linear * QUANTIZED_BYTES.get(quantization, 0))
 
 
 def learner_memory(
@@ -63,7 +69,7 @@ def learner_memory(
         workers if stage >= first else 1 for first in (3, 2, 1)
     )
     device = {
-        "weights": arch.parameters * width // weight_shards,
+        "weights": weight_bytes(arch, policy.quantization) // weight_shards,
         "adapters": 0 if full else trainable * 4 // weight_shards,
         "gradients": trainable * gradient_width // gradient_shards,
         "optimizer": trainable * state_width // optimizer_shards,
@@ -87,6 +93,8 @@ def learner_memory(
         device["buckets"] = bucket * gradient_width * (2 if zero.get("overlap_comm") else 1)
     tokens = -(-learner.rows * learner.row_tokens // learner.sequence_parallel)
     in_a_pass = _pass_bytes(arch, policy, tokens, full_kl)
+    if policy.quantization != "none":
+        in_a_pass["dequantised layer"] = max(arch.linear_weights.values()) * width
     if stage in (1, 2) and "optimizer" in device:
         flat = trainable * (gradient_width + (4 if gradient_width < 4 else 0)) // optimizer_shards
         device["optimizer step"] = max(0, flat - device["buckets"] - sum(in_a_pass.values()))
@@ -125,17 +133,17 @@ def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: co
     """Bytes on each GPU of a generator without KV cache, by part.
 
     vLLM reserves MAX_LORAS adapters; the embedded engine merges and keeps the original weights of changed
-    layers.
+    layers, but for 4-bit ones.
     """
-    width = QUANTIZED_BYTES.get(engine.quantization)
-    linear = math.fsum(map(math.prod, arch.shapes(QUANTIZED_LAYERS).values())) if width else 0
-    weights = int((arch.parameters - linear) * arch.width + linear * (width or 0))
-    parts = {"weights": weights // engine.tensor_parallel}
+    quantization = policy.quantization if engine.name == "hf" else engine.quantization
+    parts = {"weights": weight_bytes(arch, quantization) // engine.tensor_parallel}
     shapes = {} if policy.full else arch.shapes(policy.lora.targets, policy.lora.vision_tower)
     if engine.name == "hf":
-        adapted = arch.ranks(policy.lora) if shapes else ()
-        changed = sum(math.prod(shapes[name]) for name in adapted) or arch.trained_parameters(policy)
-        parts["originals"] = changed * arch.width
+        adapted = arch.ranks(policy.lora) if shapes else {}
+        beside = {n: r for n, r in adapted.items() if quantization != "none" and n in arch.linear_weights}
+        changed = sum(math.prod(shapes[name]) for name in adapted.keys() - beside.keys())
+        parts["originals"] = (arch.trained_parameters(policy) if policy.full else changed) * arch.width
+        parts["adapters"] = adapter_bytes(shapes, beside, arch.width)
     elif shapes and not merges(policy, engine):
         rank = served_rank(largest_rank(policy.lora))
         parts["adapters"] = MAX_LORAS * adapter_bytes(shapes, rank, arch.width)
@@ -206,7 +214,7 @@ def check(
         findings += _training(config, arch, job, gpu_bytes)
     if config.needs_embedder or (writes and config.memory.enabled):
         activations = max(arch.layer_bytes(config.dialogue.max_context))
-        parts = {"weights": arch.parameters * arch.width, "activations": activations}
+        parts = {"weights": weight_bytes(arch, config.policy.quantization), "activations": activations}
         if job != "sft":
             findings.append(_fits("embedder", parts, sum(parts.values()), config.engine.gpus, gpu_bytes))
     if job != "sft":
@@ -220,15 +228,12 @@ def _settings(c: config.Config, job: str) -> Iterator[Finding]:
         text = f"{c.sft.batch} demonstrations over {shares} learners: {c.sft.batch // shares} each"
         yield _ok("batch", text)
     if job == "rft":
-        prompts, minibatches, loss = c.rft.prompts_per_step, c.rft.minibatches, c.rft.loss
+        prompts, minibatches = c.rft.prompts_per_step, c.rft.minibatches
         share = prompts * c.rft.group_size // shares
         text = f"{prompts} questions x {c.rft.group_size} rollouts over {shares} learners: {share} each"
         yield _ok("batch", text)
         if minibatches > share:
             text = f"rft.minibatches {minibatches} is above the {share} rollouts of a learner"
-            yield _error("batch", text)
-        if c.engine.quantization != "none" and (loss.importance, loss.proximal) == ("none", "learner"):
-            text = f"rollouts come from {c.engine.quantization} weights: set rft.loss.importance=truncate"
             yield _error("batch", text)
         if c.rft.sampling.temperature <= 0:
             text = "rft.sampling.temperature 0 has no distribution to learn from"

@@ -83,18 +83,18 @@ class FlopCounter:
 
 def _per_token(model: nn.Module, counts: Callable[[str], bool], active: float = 1.0) -> int:
     """counts: whether a module or parameter is part of it; active: share of the experts that a token passes."""
-    matrices: list[tuple[Any, float]] = [
-        (m.weight, 1.0)
-        for name, m in model.named_modules()
-        if counts(name) and (isinstance(m, nn.Linear) or type(m).__name__.endswith("TopKRouter"))
-    ]
+
+    def size(parameter: Any) -> int:
+        return int(getattr(parameter, "ds_numel", parameter.numel()))  # divided by ZeRO-3
+
+    matrices: list[tuple[Any, float]] = []
+    for name, m in model.named_modules():
+        if counts(name) and isinstance(m, nn.Linear):
+            matrices.append((m.weight, m.in_features * m.out_features))  # a 4-bit weight is packed
+        elif counts(name) and type(m).__name__.endswith("TopKRouter"):
+            matrices.append((m.weight, size(m.weight)))
     experts = ("experts.gate_up_proj", "experts.down_proj")
     matrices += [
-        (p, active) for name, p in model.named_parameters() if name.endswith(experts) and counts(name)
+        (p, active * size(p)) for name, p in model.named_parameters() if name.endswith(experts) and counts(name)
     ]
-    total = 0.0
-    for parameter, share in matrices:
-        passes = 3 if parameter.requires_grad else 2
-        # Ds_numel: divided by ZeRO-3
-        total += 2 * passes * int(getattr(parameter, "ds_numel", parameter.numel())) * share
-    return round(total)
+    return round(sum(2 * (3 if weight.requires_grad else 2) * count for weight, count in matrices))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pixelis.errors import BadConfig, BadInput
 from pixelis.policy.adapters import Adapter, is_finite, is_vision
+from pixelis.policy.quantization import quantized_layers, set_product
 from pixelis.policy.ranks import ranks_of
 
 if TYPE_CHECKING:
@@ -98,11 +99,21 @@ BaseWeights = dict[str, Tensor]
 def merge_into(model: nn.Module, base: BaseWeights, adapter: Adapter | None) -> None:
     """Set the weights of a model to base plus adapter; None restores the base.
 
-    `base` keeps the originals, so that rounding errors do not add up. BadInput, and no change, for an adapter
-    that does not fit.
+    `base` keeps the originals, so that rounding errors do not add up. 4-bit layers apply their product beside
+    the weight. BadInput, and no change, for an adapter that does not fit.
     """
     parameters = dict(model.named_parameters())
-    updates = weight_updates(parameters, adapter) if adapter is not None else {}
+    quantized = {f"{name}.weight": layer for name, layer in quantized_layers(model).items()}
+    if adapter is not None and adapter.kind == "full" and quantized:
+        message = "a model of all parameters cannot be loaded into a 4-bit base"
+        raise BadInput(message, code="foreign_adapter", fix="set policy.quantization=none")
+    packed = {
+        name: torch.empty(layer.out_features, layer.in_features, device="meta")
+        for name, layer in quantized.items()
+    }
+    updates = weight_updates({**parameters, **packed}, adapter) if adapter is not None else {}
+    for name, layer in quantized.items():
+        set_product(layer, updates.pop(name, None))
     with torch.no_grad():
         for name in set(base) - set(updates):
             parameters[name].copy_(base[name])

@@ -1,7 +1,7 @@
 """A linear layer with a LoRA adapter as one autograd operation.
 
 peft's five operations each write a large tensor. Here B's product is accumulated into x W^T, and only x and x
-A^T are saved.
+A^T are saved. A 4-bit weight is dequantised again in the backward pass.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from peft.tuners import lora
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from pixelis.policy.quantization import dense
 
 ADAPTER = "default"
 
@@ -33,11 +35,13 @@ class LoraLinear(lora.Linear):
     def product(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Output without a call of the submodules, whose weights must be complete."""
         weight, bias = self.base_layer.weight, self.base_layer.bias
+        state = getattr(self.base_layer, "quant_state", None)
         a, b, scale = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight, self.scaling[ADAPTER]
         if self.training and isinstance(self.lora_dropout[ADAPTER], torch.nn.Dropout):
             low = functional.linear(self.lora_dropout[ADAPTER](x), a.to(x.dtype))
-            return functional.linear(x, weight, bias) + functional.linear(low, b.to(x.dtype)) * scale
-        return _AdaptedLinear.apply(x, weight, bias, a, b, scale)
+            frozen = functional.linear(x, weight, bias) if state is None else self.base_layer(x)
+            return frozen + functional.linear(low, b.to(x.dtype)) * scale
+        return _AdaptedLinear.apply(x, weight, bias, a, b, scale, state)
 
 
 class _AdaptedLinear(torch.autograd.Function):
@@ -47,30 +51,34 @@ class _AdaptedLinear(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Float[Tensor, "... in"],
-        weight: Float[Tensor, "out in"],
+        weight: Tensor,
         bias: Float[Tensor, " out"] | None,
         a: Float[Tensor, "rank in"],
         b: Float[Tensor, "out rank"],
         scale: float,
+        state: Any,
     ) -> Float[Tensor, "... out"]:
         flat = x.reshape(-1, x.shape[-1])
         low = flat @ a.to(x.dtype).t()
-        out = functional.linear(flat, weight, bias).addmm_(low, b.to(x.dtype).t(), alpha=scale)
+        out = functional.linear(flat, dense(weight, state), bias)
+        out.addmm_(low, b.to(x.dtype).t(), alpha=scale)
         ctx.save_for_backward(flat, low, weight, a, b)
-        ctx.scale, ctx.shape = scale, x.shape
-        return out.view(*x.shape[:-1], len(weight))
+        ctx.scale, ctx.shape, ctx.state = scale, x.shape, state
+        return out.view(*x.shape[:-1], out.shape[-1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Float[Tensor, "... out"]) -> tuple[Tensor | None, ...]:
         flat, low, weight, a, b = ctx.saved_tensors
-        gradient = gradient.reshape(-1, len(weight))
+        gradient = gradient.reshape(-1, gradient.shape[-1])
         grad_low = (gradient @ b.to(gradient.dtype)).mul_(ctx.scale)
         grad_x = grad_a = grad_b = None
         if ctx.needs_input_grad[0]:
-            grad_x = (gradient @ weight).addmm_(grad_low, a.to(gradient.dtype)).view(ctx.shape)
+            grad_x = (
+                (gradient @ dense(weight, ctx.state)).addmm_(grad_low, a.to(gradient.dtype)).view(ctx.shape)
+            )
         if ctx.needs_input_grad[3]:
             grad_a = (grad_low.t() @ flat).to(a.dtype)
         if ctx.needs_input_grad[4]:
             grad_b = (gradient.t() @ low).mul_(ctx.scale).to(b.dtype)
-        return grad_x, None, None, grad_a, grad_b, None
+        return grad_x, None, None, grad_a, grad_b, None, None

@@ -17,6 +17,7 @@ from torch.nn import functional
 from pixelis.errors import BadInput, MissingDependency
 from pixelis.families.family import ModelSpec
 from pixelis.families.spec import load_spec, load_tokenizer, model_family
+from pixelis.policy import quantization
 from pixelis.policy.model_path import resolve
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def load_model(
         attn_implementation=pick_attention(policy.attention, target),
         output_loading_info=True,
         key_mapping=dict(family.key_mapping),
+        **quantization.loading_options(policy, dtype, target),
     )
     del division
     for module in model.modules():
@@ -101,6 +103,7 @@ def load_model(
         raise BadInput(message, code="bad_model", fix="download the model again, or correct its config.json")
     model.to(target).eval()
     family.prepare(model)
+    quantization.prepare(model)
     if target.type == "cuda":
         fuse_norms(model)
         # In the convolution that embeds patches TF32 would make a float32 policy's log-probabilities differ

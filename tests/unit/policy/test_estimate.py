@@ -245,9 +245,17 @@ def test_a_colocated_learner_must_leave_vllm_its_share(public: dict[str, str]) -
     assert (colocated(0.8).level, "lower it to 0.6" in colocated(0.8).text) == ("error", True)
 
 
+def test_7b_fits_a_card_of_24_gb_in_4_bit_only(public: dict[str, str]) -> None:
+    for name in ("sft", "rft"):
+        for quantization, fits in (("nf4", True), ("none", False)):
+            c = recipe(f"qwen2_5_vl_7b/{name}_24gb.yaml", public, f"policy.quantization={quantization}")
+            levels = {f.level for f in estimate.check(c, name) if f.subject in ("learner", "colocate")}  # type: ignore[arg-type]
+            assert (levels == {"ok"}) is fits, (name, quantization)
+
+
 def test_recipes_for_eight_gpus_use_all_of_them(public: dict[str, str]) -> None:
     for path in RECIPES:
-        if path.parent.name in ("qwen2_5_vl_7b", "qwen3_vl_8b"):
+        if path.parent.name in ("qwen2_5_vl_7b", "qwen3_vl_8b") and "24gb" not in path.stem:
             job, c = JOBS[path.stem.split("_")[0]], recipe(str(path.relative_to("configs")), public)
             gpus = sum(part.count * part.total("GPU") for part in job_of(job).needs(c))
             expected = 8 * c.cluster.nodes.count if job in ("rft", "serve") else 4
