@@ -41,6 +41,7 @@ class Case:
     dtype: str = "float32"
     kl_estimator: str = "k3"
     frozen_tower: bool = False
+    quantization: str = "none"
     long: bool = False
 
     def trainer(self, stage: int | None = None) -> Trainer:
@@ -52,7 +53,12 @@ class Case:
             learner = learner.model_copy(update={"deepspeed": str(DIVIDE_ALL)})
         loss = config.LossConfig(kl=self.kl, kl_estimator=self.kl_estimator)
         settings = policy(
-            self.family, full=self.full, lora=lora, dtype=self.dtype, freeze_vision_tower=self.frozen_tower
+            self.family,
+            full=self.full,
+            lora=lora,
+            dtype=self.dtype,
+            freeze_vision_tower=self.frozen_tower,
+            quantization=self.quantization,
         )
         trainer = Trainer(settings, learner, loss, total_steps=4, device="cpu")
         if self.chunk_values is not None:
@@ -72,6 +78,7 @@ OLDER = "qwen2_5_vl"
 CASES = {
     "adapters, stage 0": Case(0, steps=3, long=True),
     "adapters, stage 2": Case(2, steps=2),
+    "adapters on a 4-bit base, stage 2": Case(2, steps=2, quantization="nf4"),
     "all parameters, stage 2": Case(2, full=True, long=True),
     "all parameters, stage 3": Case(3, full=True, long=True),
     "all parameters, stage 3, chunks of the head": Case(3, full=True, chunk_values=2000, long=True),
