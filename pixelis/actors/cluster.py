@@ -13,7 +13,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,11 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from pixelis import errors
+from pixelis import errors, hub
 from pixelis.actors.ray_start import check_session_folder, check_token_folder, start_failure
 from pixelis.config import Config
 from pixelis.config.base import leaf_keys
-from pixelis.config.references import is_hub_id
 from pixelis.errors import InfraFailure, PixelisError
-from pixelis.policy import hub
 from pixelis.telemetry.progress import stage
 
 WORKER_ENV = ("OMP_NUM_THREADS", "DS_ACCELERATOR", "DS_BUILD_OPS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
@@ -123,19 +121,24 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
         raise start_failure(error, address) from None
     if address:
         check_object_stores(ray.nodes(), store_bytes, largest_object)
-    if is_hub_id(config.policy.model):
-        _fetch_on_all_nodes(config.policy.model)
+    _fetch_on_all_nodes(set(config.hub_models.values()))
     # ray.init replaces the handler of SIGTERM; restore the driver's.
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 
 
-def _fetch_on_all_nodes(model: str) -> None:
-    """Fetch a model of the hub once a node, before actors start. Nodes that join later fetch it when they load it."""
+def _fetch_on_all_nodes(models: Iterable[str]) -> None:
+    """Fetch models of the hub once a node, before actors start. Nodes that join later fetch what they load."""
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     fetch = ray.remote(num_cpus=0)(hub.fetch)
     try:
-        ray.get([fetch.options(label_selector={"ray.io/node-id": node}).remote(model) for node in nodes])
+        ray.get(
+            [
+                fetch.options(label_selector={"ray.io/node-id": node}).remote(model)
+                for node in nodes
+                for model in models
+            ]
+        )
     except RayTaskError as error:
         raise unwrap_ray_error(error) or error from None
 

@@ -61,7 +61,8 @@ class EngineConfig(Section):
     """vllm: fp8: quantise the weights while they load, for GPUs; int8, awq: generate with the quantised copy
     engine.model; the importance weights of rft.loss correct for the difference"""
     model: str | None = None
-    """vllm: folder of a quantised copy of policy.model, which learners still train with its own weights"""
+    """vllm: folder or hub name of a quantised copy of policy.model, which learners still train with its own
+    weights"""
 
     @property
     def threads(self) -> int:

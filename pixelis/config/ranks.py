@@ -9,8 +9,8 @@ from pixelis.config.base import Section, Share
 
 class RanksConfig(Section):
     tuned: str | None = None
-    """policy.model after full fine-tuning: a run with policy.full, one of its checkpoints, or a Hugging Face
-    folder"""
+    """policy.model after full fine-tuning: a run with policy.full, one of its checkpoints, or a model as
+    in policy.model"""
     energy: float = Field(0.9, gt=0, le=1)
     """share of the squared norm of a layer's change that its rank retains"""
     smallest: PositiveInt = 4

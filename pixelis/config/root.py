@@ -40,24 +40,28 @@ from pixelis.config.telemetry import TelemetryConfig
 from pixelis.config.toolbox import ToolboxConfig
 from pixelis.config.ttrl import TtrlConfig
 
-PATHS = (
-    "run.dir",
+MODELS = (
     "policy.model",
+    "engine.model",
+    "ranks.tuned",
+    "toolbox.segmenter",
+    "toolbox.detector",
+    "toolbox.searcher",
+)
+"""Keys with a model: a folder, or an id on the Hugging Face Hub."""
+PATHS = (
+    *MODELS,
+    "run.dir",
     "policy.adapter",
     "policy.lora.ranks",
-    "engine.model",
     "data.train",
     "data.evaluate",
     "data.demonstrations",
     "memory.dir",
     "evolution.canary.questions",
     "sft.validation",
-    "ranks.tuned",
     "synthesis.teacher.demonstrations",
     "learner.deepspeed",
-    "toolbox.segmenter",
-    "toolbox.detector",
-    "toolbox.searcher",
 )
 """Keys with a path, or a source of rows."""
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
@@ -268,6 +272,12 @@ class Config(Section):
         return max(600.0, (waves + 1) * episode)
 
     @property
+    def hub_models(self) -> dict[str, str]:
+        """The models of the Hugging Face Hub by key."""
+        names = {key: operator.attrgetter(key)(self) or "" for key in MODELS}
+        return {key: name for key, name in names.items() if is_hub_id(name)}
+
+    @property
     def held_out(self) -> dict[str, str]:
         """The sources of an evaluation by name; `data.evaluate` alone has none."""
         return self.evaluate.sets or {"": self.data.evaluate}
@@ -319,10 +329,8 @@ def absolute(config: Config) -> Config:
 
     A missing ``configs/...`` file falls back to the packaged one.
     """
-    paths = {key: path for key in PATHS if (path := operator.attrgetter(key)(config))}
-    for key in ("policy.model", "engine.model"):
-        if is_hub_id(paths.get(key, "")):
-            del paths[key]
+    local = set(PATHS) - config.hub_models.keys()
+    paths = {key: path for key in PATHS if key in local and (path := operator.attrgetter(key)(config))}
     sets = {name: _absolute(source) for name, source in config.evaluate.sets.items()}
     return config.changed({key: _absolute(path) for key, path in paths.items()} | {"evaluate.sets": sets})
 

@@ -48,11 +48,14 @@ class ToolboxConfig(Section):
     max_track_frames: int = Field(300, ge=2)
     """maximum number of frames that track_object follows"""
     segmenter: str = "mobilenet"
-    """`mobilenet` (a small packaged network), or a folder with a SAM or SAM 2 checkpoint for transformers"""
+    """`mobilenet` (a small packaged network), or a SAM or SAM 2 checkpoint for transformers: a folder, or
+    owner/name[@revision] on the hub"""
     detector: str | None = None
-    """folder of an OWL-ViT, OWLv2 or Grounding DINO checkpoint for transformers, which `find` needs"""
+    """folder or hub name of an OWL-ViT, OWLv2 or Grounding DINO checkpoint for transformers, which `find`
+    needs"""
     searcher: str | None = None
-    """folder of a CLIP or SigLIP checkpoint for transformers, with which `search_clip` searches by words"""
+    """folder or hub name of a CLIP or SigLIP checkpoint for transformers, with which `search_clip` searches by
+    words"""
 
     @property
     def has_tools(self) -> bool:

@@ -23,7 +23,7 @@ from pyarrow import fs
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.source_options import parse_options
 from pixelis.errors import BadInput, MissingFile
-from pixelis.policy.hub import fetch_dataset
+from pixelis.hub import fetch_dataset
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".tar")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from pixelis import hub
 from pixelis.actors.reservations import Need
 from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
@@ -25,7 +26,7 @@ from pixelis.errors import BadConfig, BadInput, MissingFile, PixelisError
 from pixelis.families.spec import load_spec, load_tokenizer, model_family
 from pixelis.operations import select
 from pixelis.operations.environment import select_environments
-from pixelis.policy import hub, ranks
+from pixelis.policy import ranks
 from pixelis.policy.adapters import check_adapter, load_adapter
 from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.records import Question
@@ -62,7 +63,9 @@ def check(job: str, config: Config, inputs: Iterable[Input], findings: Sequence[
         print(f"checks of {job} with {config.policy.model}:\n{estimate.table(findings)}", file=sys.stderr)
     if errors := [finding.text for finding in findings if finding.level == "error"]:
         raise BadConfig("; ".join(errors), fix="change these keys")
-    check_inputs(inputs)
+    models = {key: name for key, name in config.hub_models.items() if key != "policy.model"}
+    others = (Input(key, name, functools.partial(_fetch, key)) for key, name in models.items())
+    check_inputs(itertools.chain(inputs, others))
 
 
 @hub.without_weights()
@@ -115,8 +118,13 @@ def policy_inputs(config: Config, trains: bool = False) -> Iterator[Input]:
 
 def _read_model(family: str | None, name: str) -> None:
     load_spec(resolve(name), family=family)
+    _fetch("policy.model", name)
+
+
+def _fetch(key: str, name: str) -> None:
+    """Fetch a model's settings, and print the size of the weights that a run will fetch."""
     if size := hub.remaining_bytes(name):
-        print(f"  note   policy.model: {size / 1e9:.2f} GB of weights will be fetched", file=sys.stderr)
+        print(f"  note   {key}: {size / 1e9:.2f} GB of weights will be fetched", file=sys.stderr)
 
 
 def _read_quantization(_: str) -> None:

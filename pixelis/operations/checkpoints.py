@@ -1,4 +1,4 @@
-"""Loads a model of transformers from a local folder for an operation; nothing is downloaded."""
+"""Loads a model of transformers for an operation, from a folder or by its id on the hub."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from pixelis import hub
 from pixelis.errors import BadConfig, MissingFile
 
 CLIP = {
@@ -26,7 +27,8 @@ def load(key: str, folder: str, kinds: Mapping[str, str], fix: str) -> tuple[Any
     ``key``: the configuration key of the folder; ``kinds``: ``model_type`` -> class in transformers; ``fix``:
     how to get such a folder. MissingFile or BadConfig.
     """
-    kind = str(read_json(Path(folder) / "config.json", key, folder, fix).get("model_type"))
+    path = hub.local(folder)
+    kind = str(read_json(path / "config.json", key, folder, fix).get("model_type"))
     if kind not in kinds:
         raise BadConfig(
             f"{key}: {folder} holds a model of type {kind!r}",
@@ -37,7 +39,7 @@ def load(key: str, folder: str, kinds: Mapping[str, str], fix: str) -> tuple[Any
 
     try:
         model, info = getattr(transformers, kinds[kind]).from_pretrained(
-            folder, local_files_only=True, output_loading_info=True
+            path, local_files_only=True, output_loading_info=True
         )
     except Exception as error:  # transformers and safetensors raise nearly anything on a damaged checkpoint
         reason = " ".join(str(error).split())[:200]
@@ -49,7 +51,7 @@ def load(key: str, folder: str, kinds: Mapping[str, str], fix: str) -> tuple[Any
             f"{key}: {folder} lacks {len(missing)} weights, such as {min(missing)}",
             fix="copy the whole checkpoint: a model with random weights is useless",
         )
-    processor = Path(folder) / "preprocessor_config.json"
+    processor = path / "preprocessor_config.json"
     settings = read_json(processor, key, folder, fix) if processor.is_file() else {}
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), kind, settings
 
@@ -57,11 +59,12 @@ def load(key: str, folder: str, kinds: Mapping[str, str], fix: str) -> tuple[Any
 def load_tokenizer(key: str, folder: str) -> Any:
     """The tokenizer in a folder. Raises BadConfig for a folder without one."""
     # transformers makes a tokenizer without words where there is none.
-    if not any((Path(folder) / name).is_file() for name in VOCABULARIES):
+    path = hub.local(folder)
+    if not any((path / name).is_file() for name in VOCABULARIES):
         raise BadConfig(f"{key}: {folder} has no tokenizer", fix="copy the whole checkpoint")
     import transformers
 
-    return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
 
 
 def read_json(path: Path, key: str, folder: str, fix: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ MAX_OBJECTS = 20
 SHORTEST, LONGEST = 800, 1333
 """Sides of the picture that Grounding DINO sees."""
 GET = (
-    "`hf download google/owlv2-base-patch16-ensemble --local-dir FOLDER`, set toolbox.detector=FOLDER; or "
+    "set toolbox.detector=google/owlv2-base-patch16-ensemble, or to a folder; or "
     "leave find out of toolbox.operations"
 )
 

@@ -32,7 +32,7 @@ ZOOMS = (1.0, 0.8, 1.25, 0.6, 1.6)
 STILL = 0.8
 """Mean change of brightness (0..255) between samples below which nothing moves."""
 SEARCHERS = {"clip": "CLIPModel", "siglip": "SiglipModel"}
-GET = "`hf download openai/clip-vit-base-patch32 --local-dir FOLDER`, and set toolbox.searcher=FOLDER"
+GET = "set toolbox.searcher=openai/clip-vit-large-patch14, or to a folder"
 
 
 class SearchClipArguments(OperationArguments):

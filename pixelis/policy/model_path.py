@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from pixelis.config.references import is_hub_id
+from pixelis import hub
 from pixelis.errors import MissingFile
-from pixelis.policy import hub
 
 NANO = Path(__file__).resolve().parents[1] / "nano" / "base"
 _FULLY_HASHED = 64 * 2**20
@@ -17,14 +16,9 @@ _BLOCK = 2**16
 def resolve(name: str) -> Path:
     """Folder of a model: `nano` for the embedded model, a path, or an id on the Hugging Face Hub.
 
-    Raises MissingFile without config.json, and what `hub.fetch` raises.
+    Raises MissingFile without config.json, and what `hub.local` raises.
     """
-    if name == "nano":
-        folder = NANO
-    elif is_hub_id(name):
-        folder = hub.fetch(name)
-    else:
-        folder = Path(name).expanduser()
+    folder = NANO if name == "nano" else hub.local(name)
     if (folder / "config.json").is_file():
         return folder
     if name == "nano":

@@ -109,7 +109,7 @@ def files(picture: bytes) -> dict[str, list[dict[str, Any]]]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder with the model, the recipes and every data file of the page."""
     base = tmp_path_factory.mktemp("coming_from")
-    tiny_model.make(base / "models/Qwen2.5-VL-7B-Instruct")
+    tiny_model.make(base / "Qwen/Qwen2.5-VL-7B-Instruct")
     shutil.copytree(ROOT / "configs", base / "configs")
     pixel_reasoner = "PixelReasoner-SFT-Data", "PixelReasoner-RL-Data"
     for place in ("", *pixel_reasoner, "VisualProbe_train", "VisualProbe_Hard"):

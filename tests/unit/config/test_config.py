@@ -104,8 +104,11 @@ def test_a_file_that_cannot_be_used_is_explained(tmp_path: Path, text: str, told
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=str)
-def test_every_shipped_configuration_is_valid(path: Path) -> None:
-    assert config.load(path).run.name
+def test_every_shipped_configuration_is_valid_and_its_models_can_be_fetched(path: Path) -> None:
+    c = config.load(path)
+    assert c.run.name
+    assert c.policy.model == "nano" or "policy.model" in c.hub_models
+    assert c.engine.model is None or "engine.model" in c.hub_models
 
 
 def printed(capsys: pytest.CaptureFixture[str], *argv: str, job: str = "rft") -> str:

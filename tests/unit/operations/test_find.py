@@ -126,7 +126,7 @@ def test_finding_nothing_is_a_result(folders, monkeypatch):
 def test_folders_that_hold_no_detector(folders, tmp_path: Path):
     with pytest.raises(MissingFile, match="names no folder") as caught:
         Find.ready(ToolboxConfig())
-    assert "hf download" in str(caught.value.fix)
+    assert "toolbox.detector=google/owlv2" in str(caught.value.fix)
     (tmp_path / "config.json").write_text((folders["owlvit"] / "config.json").read_text())
     (tmp_path / "model.safetensors").write_bytes((folders["owlvit"] / "model.safetensors").read_bytes())
     with pytest.raises(BadConfig, match="has no tokenizer"):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,17 +19,33 @@ from threading import Thread
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import transformers
 from tiny_policy import folder
+from tiny_tokenizer import save_tokenizer
 
 REPOSITORY, REVISION = "acme/tiny", "a" * 40
 ROOT = Path(__file__).resolve().parents[3]
 
 
-DATASET = "acme/digits"
+DETECTOR, DATASET = "acme/finder", "acme/digits"
 ROWS = {
     f"data/{split}-00000.jsonl": json.dumps({"question": f"{split}?", "answer": "7"}).encode()
     for split in ("train", "test")
 }
+
+
+@functools.cache
+def detector() -> Path:
+    """A folder with a tiny random OWL-ViT."""
+    root = Path(tempfile.mkdtemp(prefix="pixelis-finder-"))
+    atexit.register(shutil.rmtree, root, True)
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = small | {"vocab_size": 10, "max_position_embeddings": 8}
+    vision = small | {"image_size": 64, "patch_size": 16}
+    settings = transformers.OwlViTConfig(text_config=text, vision_config=vision, projection_dim=16)
+    transformers.OwlViTForObjectDetection(settings).save_pretrained(root)
+    save_tokenizer(root)
+    return root
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -36,8 +57,11 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path).removeprefix("/")
         is_listing, is_dataset = path.startswith("api/"), "datasets/" in path
         parts = path.removeprefix("api/").removeprefix("models/").removeprefix("datasets/").split("/")
-        model = {file.name: file.read_bytes() for file in folder("qwen3_vl").iterdir()}
-        files = {REPOSITORY: model, DATASET: ROWS}.get("/".join(parts[:2]), {})
+        model, finder = (
+            {file.name: file.read_bytes() for file in root.iterdir()}
+            for root in (folder("qwen3_vl"), detector())
+        )
+        files = {REPOSITORY: model, DETECTOR: finder, DATASET: ROWS}.get("/".join(parts[:2]), {})
         name = "/".join(parts[4:])
         if not files or is_dataset is not (files is ROWS):
             self.answer(b"{}", {"X-Error-Code": "RepoNotFound"}, status=404)
@@ -48,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
             about = {"id": "/".join(parts[:2]), "sha": REVISION, "siblings": siblings}
             self.answer(json.dumps(tree if "tree" in parts else about).encode())
         elif name in files:
-            self.server.fetched.append((self.command, name))  # type: ignore[attr-defined]
+            self.server.fetched.append((self.command, f"{'/'.join(parts[:2])}/{name}"))  # type: ignore[attr-defined]
             etag = f'"{hashlib.sha1(files[name]).hexdigest()}"'
             self.answer(files[name], {"X-Repo-Commit": REVISION, "ETag": etag})
         else:
@@ -100,14 +124,16 @@ def run(
 DRY_RUN = f"""
 import sys
 from pixelis.jobs.sft import main
-sys.argv = ["sft", "configs/nano/sft.yaml", "policy.model={REPOSITORY}", "--dry-run"]
+sys.argv = ["sft", "configs/nano/sft.yaml", "policy.model={REPOSITORY}", "toolbox.detector={DETECTOR}", "--dry-run"]
 main()
 """
 LOAD = f"""
-from pixelis.config import PolicyConfig
+from pixelis.config import PolicyConfig, ToolboxConfig
+from pixelis.operations.find import Find
 from pixelis.policy.model import load_model
 from pixelis.policy.model_path import fingerprint, resolve
 model, _, spec = load_model(PolicyConfig(model="{REPOSITORY}@main"), "cpu")
+Find.ready(ToolboxConfig(detector="{DETECTOR}"))
 print(spec.family_name, fingerprint(resolve("{REPOSITORY}")))
 """
 NAMED = """
@@ -124,13 +150,13 @@ except PixelisError as error:
 def test_a_dry_run_fetches_settings_and_a_run_the_weights_once(hub: ThreadingHTTPServer, tmp_path: Path):
     planned = run(DRY_RUN, hub, tmp_path)
     assert planned.returncode == 0, planned.stderr
-    assert "of weights will be fetched" in planned.stderr
+    for key in ("policy.model", "toolbox.detector"):
+        assert re.search(rf"{key}: .* GB of weights will be fetched", planned.stderr), planned.stderr
     assert not any(name.endswith(".safetensors") for _, name in hub.fetched)
     loaded = run(LOAD, hub, tmp_path)
     assert loaded.returncode == 0, loaded.stderr
-    assert [pair for pair in hub.fetched if pair == ("GET", "model.safetensors")] == [
-        ("GET", "model.safetensors")
-    ]
+    weights = [name for method, name in hub.fetched if method == "GET" and name.endswith(".safetensors")]
+    assert sorted(weights) == [f"{DETECTOR}/model.safetensors", f"{REPOSITORY}/model.safetensors"]
     offline = run(LOAD, None, tmp_path, HF_HUB_OFFLINE="1")
     assert offline.stdout == loaded.stdout, offline.stderr
 

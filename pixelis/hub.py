@@ -30,11 +30,16 @@ def without_weights() -> Iterator[None]:
         _fetches_weights.reset(token)
 
 
+def local(name: str) -> Path:
+    """The folder of a model that is named by its path, or by its id on the hub. Raises as `fetch` does."""
+    return fetch(name) if is_hub_id(name) else Path(name).expanduser()
+
+
 def fetch(name: str) -> Path:
     """Folder of a model in the cache, fetched if it is not complete. Processes of a node wait for each other.
 
-    Raises MissingFile for a model that the hub lacks or does not show, or if it cannot be reached,
-    InfraFailure for a full disk.
+    Raises MissingFile for a model that the hub lacks or does not show, without safetensors, or if the hub
+    cannot be reached, InfraFailure for a full disk.
     """
     with_weights = _fetches_weights.get()
     cached = _snapshot(name, "model", [], local_files_only=True)
@@ -42,6 +47,9 @@ def fetch(name: str) -> Path:
         return cached
     fetched = _snapshot(name, "model", [*SETTINGS, *(WEIGHTS if with_weights else ())])
     assert fetched is not None
+    if with_weights and not is_complete(fetched):
+        fix = "name a repository with them, or save the model with save_pretrained and name its folder"
+        raise MissingFile(f"{name} has no weights in safetensors files", fix=fix)
     return fetched
 
 
