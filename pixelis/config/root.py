@@ -209,15 +209,12 @@ class Config(Section):
     def _quantization(self) -> Iterator[str]:
         policy, e, loss = self.policy, self.engine, self.rft.loss
         if policy.quantization != "none" and (policy.full or self.learner.zero_stage == 3):
+            yield "policy.quantization freezes a whole base: set policy.full=false, learner.zero_stage below 3"
+        is_corrected = loss.importance != "none" or loss.proximal != "learner"
+        if e.name == "vllm" and e.quantization != policy.quantization and not is_corrected:
             yield (
-                f"policy.quantization={policy.quantization} keeps a frozen base on each worker: set "
-                "policy.full=false and learner.zero_stage to 0, 1 or 2"
-            )
-        is_uncorrected = loss.importance == "none" and loss.proximal == "learner"
-        if e.name == "vllm" and e.quantization != policy.quantization and is_uncorrected:
-            yield (
-                f"rollouts of engine.quantization={e.quantization} train a policy of policy.quantization="
-                f"{policy.quantization}: set rft.loss.importance=truncate"
+                f"engine.quantization={e.quantization} samples for policy.quantization={policy.quantization}: "
+                "set rft.loss.importance=truncate"
             )
 
     def _colocation(self) -> Iterator[str]:

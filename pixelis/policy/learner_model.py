@@ -58,11 +58,7 @@ class LearnerModel:
         ensure_process_group(self.device)
         bfloat16 = policy.full and dtype == torch.bfloat16
         settings = deepspeed_config(learner, bfloat16, self.device)
-        stage = settings["zero_optimization"]["stage"]
-        if stage == 3 and policy.quantization != "none":
-            message = f"learner.deepspeed: stage 3 cannot divide a base of {policy.quantization}"
-            raise BadConfig(message, fix="set stage 2, or policy.quantization=none")
-        divides = stage == 3 and dist.get_world_size() > 1
+        divides = settings["zero_optimization"]["stage"] == 3 and dist.get_world_size() > 1
         self.network, self.tokenizer, self.spec = load_model(
             policy, self.device, zero3=settings if divides else None
         )

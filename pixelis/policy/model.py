@@ -103,7 +103,9 @@ def load_model(
         raise BadInput(message, code="bad_model", fix="download the model again, or correct its config.json")
     model.to(target).eval()
     family.prepare(model)
-    quantization.prepare(model)
+    for layer in quantization.quantized_layers(model).values():
+        # Else inference on some CPUs repacks the weights, and rounds their scales to bfloat16.
+        layer.support_avx512bf16_for_cpu = False
     if target.type == "cuda":
         fuse_norms(model)
         # In the convolution that embeds patches TF32 would make a float32 policy's log-probabilities differ

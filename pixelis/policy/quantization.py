@@ -1,7 +1,6 @@
-"""A frozen base in 4 bit under LoRA (QLoRA, arXiv 2305.14314): NormalFloat 4 of bitsandbytes.
+"""A frozen base in 4 bit under LoRA: the language model's linear layers as NF4 (QLoRA, arXiv 2305.14314).
 
-The linear layers of the language model are quantised while they load; embeddings, LM head and vision tower keep
-their type. Adapters are never merged into a 4-bit weight, whose rounding would swallow them.
+Adapters are never merged into a 4-bit weight, whose rounding would swallow them.
 """
 
 from __future__ import annotations
@@ -55,12 +54,6 @@ def quantized_layers(model: nn.Module) -> dict[str, Any]:
     return {name: m for name, m in model.named_modules() if getattr(m, "quant_state", None) is not None}
 
 
-def prepare(model: nn.Module) -> None:
-    for layer in quantized_layers(model).values():
-        # Else inference on some CPUs repacks the weights, and rounds their scales to bfloat16.
-        layer.support_avx512bf16_for_cpu = False
-
-
 def dense(weight: Tensor, state: Any) -> Float[Tensor, "out in"]:
     """The weight of a linear layer. state: of a quantised one, else None."""
     if state is None:
@@ -70,10 +63,8 @@ def dense(weight: Tensor, state: Any) -> Float[Tensor, "out in"]:
     return dequantize_4bit(weight, state)
 
 
-def set_product(
-    layer: Any, product: tuple[Float[Tensor, "out rank"], Float[Tensor, "rank in"]] | None
-) -> None:
-    """Let a quantised layer compute W x + B (A x) with these (scaled B, A); None: W x."""
+def set_product(layer: Any, product: tuple[Tensor, Tensor | None] | None) -> None:
+    """Let a quantised layer compute W x + B (A x) with a product (scaled B, A); None: W x."""
     for name, factor in zip(("lora_b", "lora_a"), product or (None, None), strict=True):
         value = None if factor is None else factor.to(layer.weight.device, layer.quant_state.dtype)
         layer.register_buffer(name, value, persistent=False)

@@ -143,8 +143,8 @@ def test_the_estimate_counts_the_bytes_of_a_4_bit_model() -> None:
 
 def test_what_cannot_be_combined_with_a_4_bit_base_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for keys, words in (
-        (["policy.full=true"], "frozen base on each worker"),
-        (["learner.zero_stage=3"], "frozen base on each worker"),
+        (["policy.full=true"], "freezes a whole base"),
+        (["learner.zero_stage=3"], "freezes a whole base"),
         (["engine.name=vllm", "rft.loss.importance=none"], "set rft.loss.importance=truncate"),
     ):
         with pytest.raises(BadConfig, match=words):
