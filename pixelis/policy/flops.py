@@ -95,6 +95,8 @@ def _per_token(model: nn.Module, counts: Callable[[str], bool], active: float = 
             matrices.append((m.weight, size(m.weight)))
     experts = ("experts.gate_up_proj", "experts.down_proj")
     matrices += [
-        (p, active * size(p)) for name, p in model.named_parameters() if name.endswith(experts) and counts(name)
+        (p, active * size(p))
+        for name, p in model.named_parameters()
+        if name.endswith(experts) and counts(name)
     ]
     return round(sum(2 * (3 if weight.requires_grad else 2) * count for weight, count in matrices))
