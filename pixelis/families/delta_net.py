@@ -75,8 +75,8 @@ def _forward(
     if segments is not None:
         mixed = _mix_row(self, projected, segments)
     else:
-        states = cache_params.states
-        sizes = attention_mask.sum(1)
+        assert attention_mask is not None
+        states, sizes = cache_params.states, attention_mask.sum(1)
         mixed, states[self.layer_idx] = _mix(self, projected, sizes, states.get(self.layer_idx))
     gate = self.in_proj_z(hidden_states).view(-1, self.head_v_dim)
     normed = self.norm(mixed.reshape(-1, self.head_v_dim), gate)
@@ -113,19 +113,18 @@ def _mix(
     convolved = causal_conv1d_fn(
         inputs.transpose(1, 2), layer.conv1d.weight.squeeze(1), layer.conv1d.bias, activation=layer.activation
     ).transpose(1, 2)[:, kernel - 1 :]
-    widths = [layer.key_dim, layer.key_dim, layer.value_dim]
-    query, key, value = (
-        part.unflatten(-1, (-1, width))
-        for part, width in zip(
-            convolved.split(widths, -1), (layer.head_k_dim, layer.head_k_dim, layer.head_v_dim), strict=True
-        )
-    )
+    query, key, value = convolved.split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
     copies = layer.num_v_heads // layer.num_k_heads
-    query, key = (part.repeat_interleave(copies, 2) for part in (query, key))
+    query, key = (
+        part.unflatten(-1, (-1, layer.head_k_dim)).repeat_interleave(copies, 2) for part in (query, key)
+    )
+    value = value.unflatten(-1, (-1, layer.head_v_dim))
 
     # A token without decay and learning rate leaves the state as it is.
     padding = (torch.arange(length, device=sizes.device) >= sizes[:, None]).unsqueeze(-1)
-    rule = torch_recurrent_gated_delta_rule if length == 1 else torch_chunk_gated_delta_rule
+    # The recurrent kernel of flash-linear-attention has no gradient.
+    is_step = length == 1 and not torch.is_grad_enabled()
+    rule = torch_recurrent_gated_delta_rule if is_step else torch_chunk_gated_delta_rule
     mixed, matrices = rule(
         query,
         key,
