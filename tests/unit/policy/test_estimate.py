@@ -254,7 +254,7 @@ def test_a_colocated_learner_must_leave_vllm_its_share(public: dict[str, str]) -
 
 def test_recipes_for_eight_gpus_use_all_of_them(public: dict[str, str]) -> None:
     for path in RECIPES:
-        if path.parent.name in ("qwen2_5_vl_7b", "qwen3_vl_8b"):
+        if path.parent.name in ("qwen2_5_vl_7b", "qwen3_vl_8b", "qwen3_5_9b"):
             job, c = JOBS[path.stem.split("_")[0]], recipe(str(path.relative_to("configs")), public)
             gpus = sum(part.count * part.total("GPU") for part in job_of(job).needs(c))
             expected = 8 * c.cluster.nodes.count if job in ("rft", "serve") else 4
