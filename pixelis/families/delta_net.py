@@ -10,7 +10,7 @@ import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -52,8 +52,7 @@ def mix_by_segments(language_model: nn.Module) -> None:
     """Let the Gated DeltaNet layers of a model take `segments` of a packed row, or the engine's cache.
 
     In a packed row the state restarts at each sample; a shared prompt is computed once, and its last state
-    starts the samples. With a cache, `attention_mask` [rows, length] marks the tokens without the padding at the
-    right, which changes no state.
+    starts the samples. With a cache, padding at the right changes no state.
     """
     for module in language_model.modules():
         if type(module).__name__.endswith("GatedDeltaNet"):
@@ -64,7 +63,6 @@ def _forward(
     self: Any,
     hidden_states: Float[Tensor, "rows length hidden"],
     cache_params: Any = None,
-    attention_mask: Bool[Tensor, "rows length"] | None = None,
     segments: Segments | None = None,
     **kwargs: object,
 ) -> Float[Tensor, "rows length hidden"]:
@@ -75,8 +73,8 @@ def _forward(
     if segments is not None:
         mixed = _mix_row(self, projected, segments)
     else:
-        assert attention_mask is not None
-        states, sizes = cache_params.states, attention_mask.sum(1)
+        used, length = cache_params.used, hidden_states.shape[1]
+        states, sizes = cache_params.states, cache_params.valid[:, used : used + length].sum(1)
         mixed, states[self.layer_idx] = _mix(self, projected, sizes, states.get(self.layer_idx))
     gate = self.in_proj_z(hidden_states).view(-1, self.head_v_dim)
     normed = self.norm(mixed.reshape(-1, self.head_v_dim), gate)
