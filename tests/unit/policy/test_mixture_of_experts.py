@@ -80,12 +80,12 @@ def test_an_export_has_the_layout_of_its_base_and_loads_in_transformers(
     # Published with a head that predicts further tokens, which nothing trains
     unused = {"mtp.norm.weight": torch.zeros(64)}
     save_file(load_file(base / "model.safetensors") | unused, base / "model.safetensors", {"format": "pt"})
-    for base in (base, folder(family)):
-        merged_folder = tmp_path / f"merged-{base.name}"
-        write_merged_model(adapter, base, merged_folder)
+    for source in (base, folder(family)):
+        merged_folder = tmp_path / f"merged-{source.name}"
+        write_merged_model(adapter, source, merged_folder)
         shapes = [
             {n: t.shape for n, t in load_file(at / "model.safetensors").items()}
-            for at in (base, merged_folder)
+            for at in (source, merged_folder)
         ]
         assert shapes[0] == shapes[1]
         exported = load_model(policy(family), "cpu", folder=merged_folder)[0]
