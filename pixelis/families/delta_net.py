@@ -10,7 +10,7 @@ import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -52,8 +52,7 @@ def mix_by_segments(language_model: nn.Module) -> None:
     """Let the Gated DeltaNet layers of a model take `segments` of a packed row, or the engine's cache.
 
     In a packed row the state restarts at each sample; a shared prompt is computed once, and its last state
-    starts the samples. With a cache, `attention_mask` [rows, length] marks the tokens without the padding at the
-    right, which changes no state.
+    starts the samples. With a cache, padding at the right changes no state.
     """
     for module in language_model.modules():
         if type(module).__name__.endswith("GatedDeltaNet"):
@@ -64,7 +63,6 @@ def _forward(
     self: Any,
     hidden_states: Float[Tensor, "rows length hidden"],
     cache_params: Any = None,
-    attention_mask: Bool[Tensor, "rows length"] | None = None,
     segments: Segments | None = None,
     **kwargs: object,
 ) -> Float[Tensor, "rows length hidden"]:
@@ -75,8 +73,8 @@ def _forward(
     if segments is not None:
         mixed = _mix_row(self, projected, segments)
     else:
-        states = cache_params.states
-        sizes = attention_mask.sum(1)
+        used, length = cache_params.used, hidden_states.shape[1]
+        states, sizes = cache_params.states, cache_params.valid[:, used : used + length].sum(1)
         mixed, states[self.layer_idx] = _mix(self, projected, sizes, states.get(self.layer_idx))
     gate = self.in_proj_z(hidden_states).view(-1, self.head_v_dim)
     normed = self.norm(mixed.reshape(-1, self.head_v_dim), gate)
@@ -113,19 +111,18 @@ def _mix(
     convolved = causal_conv1d_fn(
         inputs.transpose(1, 2), layer.conv1d.weight.squeeze(1), layer.conv1d.bias, activation=layer.activation
     ).transpose(1, 2)[:, kernel - 1 :]
-    widths = [layer.key_dim, layer.key_dim, layer.value_dim]
-    query, key, value = (
-        part.unflatten(-1, (-1, width))
-        for part, width in zip(
-            convolved.split(widths, -1), (layer.head_k_dim, layer.head_k_dim, layer.head_v_dim), strict=True
-        )
-    )
+    query, key, value = convolved.split([layer.key_dim, layer.key_dim, layer.value_dim], -1)
     copies = layer.num_v_heads // layer.num_k_heads
-    query, key = (part.repeat_interleave(copies, 2) for part in (query, key))
+    query, key = (
+        part.unflatten(-1, (-1, layer.head_k_dim)).repeat_interleave(copies, 2) for part in (query, key)
+    )
+    value = value.unflatten(-1, (-1, layer.head_v_dim))
 
     # A token without decay and learning rate leaves the state as it is.
     padding = (torch.arange(length, device=sizes.device) >= sizes[:, None]).unsqueeze(-1)
-    rule = torch_recurrent_gated_delta_rule if length == 1 else torch_chunk_gated_delta_rule
+    # The recurrent kernel of flash-linear-attention has no gradient.
+    is_step = length == 1 and not torch.is_grad_enabled()
+    rule = torch_recurrent_gated_delta_rule if is_step else torch_chunk_gated_delta_rule
     mixed, matrices = rule(
         query,
         key,

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pixelis.families.quick_imports import quick_imports
 from pixelis.families.qwen import QwenVL, head_width
 from pixelis.families.qwen3_vl import tiny_qwen3_vl
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
-    from torch import Tensor
-
-    from pixelis.families.family import ModelSpec
-    from pixelis.families.features import Features
 
 
 class Qwen3_5(QwenVL):
@@ -39,22 +32,6 @@ class Qwen3_5(QwenVL):
 
         super().attend_cached(model)
         mix_by_segments(self.language(model))
-
-    def hidden_states(
-        self,
-        model: Any,
-        spec: ModelSpec,
-        tokens: Int[Tensor, "rows length"],
-        positions: Int[Tensor, "axes rows length"],
-        features: Features | None,
-        **attention: Any,
-    ) -> Float[Tensor, "rows length hidden"]:
-        masks = {"full_attention": attention.pop("attention_mask", None), "linear_attention": None}
-        if (store := attention.get("past_key_values")) is not None:
-            masks["linear_attention"] = store.valid[:, store.used : store.used + tokens.shape[1]]
-        return super().hidden_states(
-            model, spec, tokens, positions, features, attention_mask=masks, **attention
-        )
 
     def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
         from transformers import Qwen3_5Config

@@ -176,20 +176,19 @@ def segment(lengths: Sequence[int], places: np.ndarray | None = None) -> Segment
     places = np.arange(sum(lengths)) if places is None else places
     samples = np.split(places, np.cumsum(lengths)[:-1])
     buckets = heads = _buckets(samples)
+    tails: list[_Bucket] = []
     # Tokens of several samples are those of a prompt that they share.
     uses = np.bincount(places)
-    shared = [int((uses[rows] > 1).sum()) for rows in samples]
-    prompts = {int(rows[0]): rows[:n] for rows, n in zip(samples, shared, strict=True) if n}
-    tails: list[_Bucket] = []
-    if prompts:
-        whole = [rows for rows, n in zip(samples, shared, strict=True) if not n]
-        continued = [(int(rows[0]), rows[n:]) for rows, n in zip(samples, shared, strict=True) if n]
-        heads, tails = _buckets([*prompts.values(), *whole]), _buckets([rows for _, rows in continued])
-        numbers = np.argsort(np.concatenate([bucket.members for bucket in heads]))
-        prompt_of_tail = numbers[[list(prompts).index(first) for first, _ in continued]]
+    shared = [(rows, int((uses[rows] > 1).sum())) for rows in samples]
+    if prompts := {int(rows[0]): rows[:n] for rows, n in shared if n}:
+        heads = _buckets([*prompts.values(), *(rows for rows, n in shared if not n)])
+        tails = _buckets([rows[n:] for rows, n in shared if n])
+        order = np.argsort(np.concatenate([bucket.members for bucket in heads]))
+        numbers = {first: order[i] for i, first in enumerate(prompts)}
+        continued = np.asarray([numbers[int(rows[0])] for rows, n in shared if n])
     runs = [Runs(torch.from_numpy(b.rows), torch.from_numpy(b.sizes), None) for b in heads]
     runs += [
-        Runs(torch.from_numpy(b.rows), torch.from_numpy(b.sizes), torch.from_numpy(prompt_of_tail[b.members]))
+        Runs(torch.from_numpy(b.rows), torch.from_numpy(b.sizes), torch.from_numpy(continued[b.members]))
         for b in tails
     ]
     return Segments(
@@ -203,23 +202,24 @@ def segment(lengths: Sequence[int], places: np.ndarray | None = None) -> Segment
 class _Bucket(NamedTuple):
     """Parts of similar length: their numbers, row indices padded with the last, and lengths."""
 
-    members: list[int]
+    members: Int[np.ndarray, " parts"]
     rows: Int[np.ndarray, "parts length"]
     sizes: Int[np.ndarray, " parts"]
 
 
 def _buckets(parts: Sequence[Int[np.ndarray, " length"]]) -> list[_Bucket]:
-    order = sorted(range(len(parts)), key=lambda i: (-len(parts[i]), i))
+    lengths = np.asarray([len(rows) for rows in parts])
+    starts, flat = np.cumsum(lengths) - lengths, np.concatenate(parts)
+    order = np.argsort(-lengths, kind="stable")
     buckets: list[_Bucket] = []
     place = 0
     while place < len(order):
-        longest = len(parts[order[place]])
-        stop = place
-        while stop < len(order) and len(parts[order[stop]]) >= BUCKET_RATIO * longest:
-            stop += 1
+        longest = lengths[order[place]]
+        stop = place + int((lengths[order[place:]] >= BUCKET_RATIO * longest).sum())
         members = order[place:stop]
-        rows = np.stack([np.pad(parts[i], (0, longest - len(parts[i])), mode="edge") for i in members])
-        buckets.append(_Bucket(members, rows, np.asarray([len(parts[i]) for i in members])))
+        sizes = lengths[members]
+        within = np.minimum(np.arange(longest), sizes[:, None] - 1)
+        buckets.append(_Bucket(members, flat[starts[members][:, None] + within], sizes))
         place = stop
     return buckets
 

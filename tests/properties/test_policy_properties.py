@@ -41,6 +41,7 @@ def test_unpacking_buckets_gives_the_row_back(sizes: list[int]):
     segments = segment(sizes)
     row = torch.arange(sum(sizes))
     assert torch.equal(torch.cat([row[b.reshape(-1)] for b in segments.buckets])[segments.inverse], row)
+    assert torch.equal(torch.cat([row[r.rows.view(-1)] for r in segments.runs])[segments.run_inverse], row)
 
 
 BASELINES = st.sampled_from(["mean", "loo", "pass_at_k"])

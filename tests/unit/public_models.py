@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import PretrainedConfig, Qwen2_5_VLConfig, Qwen3VLConfig
+from transformers import (
+    PretrainedConfig,
+    Qwen2_5_VLConfig,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
+    Qwen3VLConfig,
+)
 
 TEXT = "vocab_size", "hidden_size", "intermediate_size"
 TEXT += "num_hidden_layers", "num_attention_heads", "num_key_value_heads"
@@ -41,11 +47,29 @@ def _qwen3_vl(*text: int) -> Qwen3VLConfig:
     )
 
 
+def _qwen3_5(*text: int, value_heads: int = 32, tied: bool = False) -> Qwen3_5Config:
+    of_text = {"linear_num_value_heads": value_heads, "max_position_embeddings": 262144}
+    sizes = (24, 1024, 16, 4096, 16, text[1]) if tied else (27, 1152, 16, 4304, 16, text[1])
+    return Qwen3_5Config(
+        text_config=of_text | {"tie_word_embeddings": tied} | dict(zip(TEXT, text, strict=True)),
+        vision_config=dict(zip(VISION, sizes, strict=True)),
+        tie_word_embeddings=tied,
+    )
+
+
 PUBLIC: dict[str, PretrainedConfig] = {
     "qwen2_5_vl_3b": _qwen2_5_vl(151936, 2048, 11008, 36, 16, 2, tied=True),
     "qwen2_5_vl_7b": _qwen2_5_vl(152064, 3584, 18944, 28, 28, 4),
     "qwen2_5_vl_32b": _qwen2_5_vl(152064, 5120, 27648, 64, 40, 8, vision_feedforward=3456),
     "qwen3_vl_8b": _qwen3_vl(151936, 4096, 12288, 36, 32, 8),
+    "qwen3_5_4b": _qwen3_5(248320, 2560, 9216, 32, 16, 4, tied=True),
+    "qwen3_5_9b": _qwen3_5(248320, 4096, 12288, 32, 16, 4),
+    "qwen3_5_27b": _qwen3_5(248320, 5120, 17408, 64, 24, 4, value_heads=48),
+    "qwen3_5_35b_a3b": Qwen3_5MoeConfig(  # the defaults are its sizes
+        text_config={"max_position_embeddings": 262144},
+        vision_config={"out_hidden_size": 2048},
+        tie_word_embeddings=False,
+    ),
 }
 """By the folder of their recipes."""
 

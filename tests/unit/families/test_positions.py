@@ -25,7 +25,7 @@ def sample(*pieces: int | tuple[int, int]) -> tuple[list[int], list[tuple[int, i
     return ids, grids
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "qwen3_5"])
 @pytest.mark.parametrize(
     "pieces", [(7,), (3, (4, 4), 5), ((2, 5), 1, (6, 3), 2, (1, 1)), (2, (3, 2), 4, (3, 2), 1)]
 )

@@ -66,7 +66,14 @@ def test_the_public_models_have_their_parameters_and_layers(public: dict[str, st
         "qwen2_5_vl_7b": (8_292_166_656, 676_550_144, 28 * 7, 57344),
         "qwen2_5_vl_32b": (33_452_718_336, 688_841_984, 64 * 7, 262144),
         "qwen3_vl_8b": (8_767_123_696, 576_388_336, 36 * 7, 147456),
+        "qwen3_5_4b": (4_539_265_536, 333_514_240, 8 * 7 + 24 * 8, 32768),
+        "qwen3_5_9b": (9_409_813_744, 456_010_480, 8 * 7 + 24 * 8, 32768),
+        "qwen3_5_27b": (27_356_728_560, 460_730_096, 16 * 7 + 48 * 8, 65536),
+        # Experts are no linear layers; the shared one has three, and a gate.
+        "qwen3_5_35b_a3b": (35_107_181_936, 446_571_248, 10 * 8 + 30 * 9, 20480),
     }
+    # 48 layers of 48 matrices of 128 x 128 in float32, and three inputs of 10,240 channels in bfloat16
+    assert architectures["qwen3_5_27b"].state_bytes == 48 * (48 * 128**2 * 4 + 3 * 10240 * 2)
     assert all(p.device.type == "meta" for a in architectures.values() for p in a.model.parameters())
     with pytest.raises(BadConfig, match="tied to its embedding"):
         architectures["qwen2_5_vl_3b"].shapes([*targets, "lm_head"])
@@ -255,7 +262,8 @@ def test_7b_fits_a_card_of_24_gb_in_4_bit_only(public: dict[str, str]) -> None:
 
 def test_recipes_for_eight_gpus_use_all_of_them(public: dict[str, str]) -> None:
     for path in RECIPES:
-        if path.parent.name in ("qwen2_5_vl_7b", "qwen3_vl_8b") and "24gb" not in path.stem:
+        sized = path.parent.name in ("qwen2_5_vl_7b", "qwen3_vl_8b", "qwen3_5_9b")
+        if sized and "24gb" not in path.stem:
             job, c = JOBS[path.stem.split("_")[0]], recipe(str(path.relative_to("configs")), public)
             gpus = sum(part.count * part.total("GPU") for part in job_of(job).needs(c))
             expected = 8 * c.cluster.nodes.count if job in ("rft", "serve") else 4
