@@ -68,7 +68,7 @@ def processor_files(spec: ModelSpec, max_pixels: int) -> Mapping[str, Any]:
         return {}
     if (files := spec.family.vllm_files(spec, max_pixels)) is None:
         message = f"the engine vllm is not certified for models of type {spec.family_name}"
-        raise BadConfig(message, fix="set engine.name=hf, or use a dense model")
+        raise BadConfig(message, fix="set engine.name=hf")
     return files
 
 
