@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
@@ -43,6 +44,11 @@ class Case:
     frozen_tower: bool = False
     quantization: str = "none"
     long: bool = False
+
+    @property
+    def length(self) -> str:
+        """The launch that runs the case: `short`, `long` or, with bitsandbytes, `nf4`."""
+        return "nf4" if self.quantization == "nf4" else "long" if self.long else "short"
 
     def trainer(self, stage: int | None = None) -> Trainer:
         """The trainer of a worker; with `stage`, of one that is alone."""
@@ -140,15 +146,48 @@ def divided(family: str) -> dict[str, Any]:
     return {"share": share, "weights": same, "buffers": buffers}
 
 
-def main(out: str, folders: dict[str, str], long: bool) -> None:
-    """Train the cases that are long, or the others, on this worker."""
+def launch(script: str, world: int, out: Path, *arguments: str) -> None:
+    """Run a script of this folder as `world` workers and wait for them."""
+    folders = json.dumps({family: str(tiny_policy.folder(family)) for family in tiny_policy.FAMILIES})
+    here, root = Path(__file__).parent, Path(__file__).parents[2]
+    workers = []
+    for rank in range(world):
+        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+        paths = (str(root), str(here), os.environ.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        command = [sys.executable, str(here / script), str(out), folders, *arguments]
+        workers.append(
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
+    try:
+        outputs = [worker.communicate(timeout=840)[0] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert [w.returncode for w in workers] == [0] * world, "\n".join(s[-2500:] for s in outputs)
+
+
+def metrics(out: Path) -> dict[str, list[dict[str, float]]]:
+    """Metrics of each step by case, which both workers report equally."""
+    first, second = (json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2))
+    for name, steps in first.items():
+        for one, other in zip(steps, second[name], strict=True):
+            names = [name for name in one if "second" not in name and "_per_s" not in name]
+            assert [one[name] for name in names] == [other[name] for name in names]
+    return first
+
+
+def main(out: str, folders: dict[str, str], length: str) -> None:
+    """Train the cases of this length on this worker."""
     rank = int(os.environ["RANK"])
     place = {"init_method": f"file://{out}/rendezvous", "rank": rank, "world_size": 2}
     dist.init_process_group("gloo", timeout=timedelta(seconds=120), **place)
     tiny_policy.folder = lambda family: Path(folders[family])
     results: dict[str, Any] = {}
     for name, case in CASES.items():
-        if case.long != long:
+        if case.length != length:
             continue
         samples = samples_of(case.family)
         trainer = case.trainer()
@@ -162,7 +201,7 @@ def main(out: str, folders: dict[str, str], long: bool) -> None:
             trainer.save(out, {"rank": rank})
         trainer.close()
         Path(out, f"rank{rank}.json").write_text(json.dumps(results))
-    if long:
+    if length != "short":
         return
     Path(out, f"divided{rank}.json").write_text(json.dumps({family: divided(family) for family in folders}))
     healthy = objectives.policy_loss
@@ -178,4 +217,4 @@ def main(out: str, folders: dict[str, str], long: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "long")
+    main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3])

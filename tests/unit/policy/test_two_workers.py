@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_policy import FAMILIES, check_same_training, folder
-from two_workers import CASES, LEARNER, SAVED, samples_of
+from tiny_policy import FAMILIES, check_same_training
+from two_workers import CASES, LEARNER, SAVED, launch, metrics, samples_of
 
 from pixelis.policy import checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-def launch(script: str, world: int, out: Path, *arguments: str) -> None:
-    """Run a script of this folder as `world` workers and wait for them."""
-    folders = json.dumps({family: str(folder(family)) for family in FAMILIES})
-    here, root = Path(__file__).parents[1], Path(__file__).parents[3]
-    workers = []
-    for rank in range(world):
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
-        environment["PYTHONPATH"] = f"{root}{os.pathsep}{here}"
-        command = [sys.executable, str(here / script), str(out), folders, *arguments]
-        workers.append(
-            subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
-        )
-    try:
-        outputs = [worker.communicate(timeout=840)[0] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [w.returncode for w in workers] == [0] * world, "\n".join(s[-2500:] for s in outputs)
 
 
 @pytest.fixture(scope="module")
@@ -57,23 +32,15 @@ def long_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 CASES_BY_LENGTH = [
-    pytest.param(name, marks=[pytest.mark.long] if case.long else []) for name, case in CASES.items()
+    pytest.param(name, marks=[pytest.mark.long] if case.length == "long" else [])
+    for name, case in CASES.items()
+    if case.length != "nf4"
 ]
 
 
 def folder_of(name: str, request: pytest.FixtureRequest) -> Path:
     """Folder with the results of a case."""
-    return request.getfixturevalue("long_out" if CASES[name].long else "out")
-
-
-def metrics(out: Path) -> dict[str, list[dict[str, float]]]:
-    """Metrics of each step by case, which both workers report equally."""
-    first, second = (json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2))
-    for name, steps in first.items():
-        for one, other in zip(steps, second[name], strict=True):
-            names = [name for name in one if "second" not in name and "_per_s" not in name]
-            assert [one[name] for name in names] == [other[name] for name in names]
-    return first
+    return request.getfixturevalue("long_out" if CASES[name].length == "long" else "out")
 
 
 @pytest.mark.parametrize("name", CASES_BY_LENGTH)

@@ -20,6 +20,7 @@ from tiny_policy import (
     random_adapter,
 )
 from tiny_trainer import batch, learner_with, trainer
+from two_workers import CASES, launch, metrics, samples_of
 
 from pixelis import config
 from pixelis.dialogue.session import SamplingParams
@@ -32,6 +33,8 @@ from pixelis.policy.lora import BaseWeights, merge_into
 from pixelis.policy.model import load_model
 from pixelis.policy.model_path import fingerprint
 from pixelis.policy.samples import TrainSample
+
+pytestmark = pytest.mark.slow
 
 NF4 = policy(quantization="nf4")
 
@@ -157,3 +160,14 @@ def test_what_cannot_be_combined_with_a_4_bit_base_is_refused(monkeypatch: pytes
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(MissingDependency, match="bitsandbytes"):
         quantization.loading_options(NF4, torch.float32, torch.device("cpu"))
+
+
+def test_two_workers_take_the_step_of_one_on_a_4_bit_base(tmp_path: Path) -> None:
+    launch("two_workers.py", 2, tmp_path, "nf4")
+    for name, steps in metrics(tmp_path).items():
+        alone = CASES[name].trainer(stage=0)
+        expected = CASES[name].run(alone, samples_of(CASES[name].family))
+        alone.close()
+        for step, one in zip(steps, expected, strict=True):
+            names = ("policy/loss", "policy/drift", "policy/grad_norm")
+            assert [step[n] for n in names] == pytest.approx([one[n] for n in names], abs=1e-5, rel=1e-4)
