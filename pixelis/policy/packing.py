@@ -175,43 +175,29 @@ def segment(lengths: Sequence[int], places: np.ndarray | None = None) -> Segment
     """Segments of consecutive samples. places: row index of each token; None: tokens are not shared."""
     places = np.arange(sum(lengths)) if places is None else places
     samples = np.split(places, np.cumsum(lengths)[:-1])
-    buckets = heads = _buckets(samples)
-    tails: list[_Bucket] = []
+    buckets, _ = _buckets(samples)
+    runs = buckets
     # Tokens of several samples are those of a prompt that they share.
     uses = np.bincount(places)
     shared = [(rows, int((uses[rows] > 1).sum())) for rows in samples]
     if prompts := {int(rows[0]): rows[:n] for rows, n in shared if n}:
-        heads = _buckets([*prompts.values(), *(rows for rows, n in shared if not n)])
-        tails = _buckets([rows[n:] for rows, n in shared if n])
-        order = np.argsort(np.concatenate([bucket.members for bucket in heads]))
-        numbers = {first: order[i] for i, first in enumerate(prompts)}
-        continued = np.asarray([numbers[int(rows[0])] for rows, n in shared if n])
-    runs = [Runs(torch.from_numpy(b.rows), torch.from_numpy(b.sizes), None) for b in heads]
-    runs += [
-        Runs(torch.from_numpy(b.rows), torch.from_numpy(b.sizes), torch.from_numpy(continued[b.members]))
-        for b in tails
-    ]
-    return Segments(
-        [torch.from_numpy(bucket.rows) for bucket in buckets],
-        _inverse(buckets, len(uses)),
-        runs,
-        _inverse([*heads, *tails], len(uses)),
-    )
+        heads, order = _buckets([*prompts.values(), *(rows for rows, n in shared if not n)])
+        tails, tail_order = _buckets([rows[n:] for rows, n in shared if n])
+        numbers = dict(zip(prompts, np.argsort(order)[: len(prompts)], strict=True))
+        continued = np.asarray([numbers[int(rows[0])] for rows, n in shared if n])[tail_order]
+        of_tails = torch.from_numpy(continued).split([len(tail.rows) for tail in tails])
+        runs = heads + [tail._replace(prompts=of) for tail, of in zip(tails, of_tails, strict=True)]
+    inverse = _inverse(buckets, len(uses))
+    run_inverse = _inverse(runs, len(uses)) if prompts else inverse
+    return Segments([bucket.rows for bucket in buckets], inverse, runs, run_inverse)
 
 
-class _Bucket(NamedTuple):
-    """Parts of similar length: their numbers, row indices padded with the last, and lengths."""
-
-    members: Int[np.ndarray, " parts"]
-    rows: Int[np.ndarray, "parts length"]
-    sizes: Int[np.ndarray, " parts"]
-
-
-def _buckets(parts: Sequence[Int[np.ndarray, " length"]]) -> list[_Bucket]:
+def _buckets(parts: Sequence[Int[np.ndarray, " length"]]) -> tuple[list[Runs], Int[np.ndarray, " parts"]]:
+    """Parts of similar length together, and the numbers of the parts in this order."""
     lengths = np.asarray([len(rows) for rows in parts])
     starts, flat = np.cumsum(lengths) - lengths, np.concatenate(parts)
     order = np.argsort(-lengths, kind="stable")
-    buckets: list[_Bucket] = []
+    buckets: list[Runs] = []
     place = 0
     while place < len(order):
         longest = lengths[order[place]]
@@ -219,17 +205,18 @@ def _buckets(parts: Sequence[Int[np.ndarray, " length"]]) -> list[_Bucket]:
         members = order[place:stop]
         sizes = lengths[members]
         within = np.minimum(np.arange(longest), sizes[:, None] - 1)
-        buckets.append(_Bucket(members, flat[starts[members][:, None] + within], sizes))
+        rows = flat[starts[members][:, None] + within]
+        buckets.append(Runs(torch.from_numpy(rows), torch.from_numpy(sizes), None))
         place = stop
-    return buckets
+    return buckets, order
 
 
-def _inverse(buckets: Sequence[_Bucket], row: int) -> Int[Tensor, " row"]:
+def _inverse(buckets: Sequence[Runs], row: int) -> Int[Tensor, " row"]:
     """Place of each token of the row in the flattened buckets."""
     inverse = np.empty(row, dtype=np.int64)
     offset = 0
-    for bucket in buckets:
-        real = np.arange(bucket.rows.shape[1]) < bucket.sizes[:, None]
-        inverse[bucket.rows[real]] = offset + np.flatnonzero(real.ravel())
-        offset += bucket.rows.size
+    for rows, sizes, _ in buckets:
+        real = np.arange(rows.shape[1]) < sizes.numpy()[:, None]
+        inverse[rows.numpy()[real]] = offset + np.flatnonzero(real)
+        offset += rows.numel()
     return torch.from_numpy(inverse)
