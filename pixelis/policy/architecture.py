@@ -88,7 +88,7 @@ class Architecture:
                 "intermediate_size" if hasattr(text, "top_k_experts") else "shared_expert_intermediate_size"
             )
             return int(experts * text.moe_intermediate_size + getattr(text, dense, 0))
-        return int(text.intermediate_size)
+        return int(text.intermediate_size) * (2 if getattr(text, "use_double_wide_mlp", False) else 1)
 
     def shapes(self, targets: list[str], vision_tower: bool = False) -> dict[str, tuple[int, int]]:
         """(out, in) of each layer that gets an adapter."""
@@ -103,8 +103,8 @@ class Architecture:
         return self.parameters - (self.vision_parameters if policy.freeze_vision_tower else 0)
 
     def layer_bytes(self, tokens: int) -> list[int]:
-        """Bytes that each decoder layer saves for its backward pass, by the tensors that Qwen3's and Qwen3.5's
-        save of each width.
+        """Bytes that each decoder layer saves for its backward pass, by the tensors that Qwen3's, Qwen3.5's and
+        Gemma 4's save of each width.
 
         A Gated DeltaNet layer is counted without flash-linear-attention, which needs less.
         """
@@ -113,6 +113,10 @@ class Architecture:
         queries, keys = self.queries // attending, self.keys // attending
         common = 8 * hidden + 4 * self.inner_width + 2 * active_experts(text) * hidden
         attention = 6 * queries + 5 * keys
+        if (own_inputs := getattr(text, "hidden_size_per_layer_input", None)) is not None:
+            # Gemma has more norms, all in float32, two of them for experts and one for a layer's own inputs
+            common += (10 + 5 * bool(own_inputs) + 16 * bool(active_experts(text))) * hidden + 4 * own_inputs
+            attention += queries + 3 * keys
         if not self.state_layers:
             return [tokens * (common + attention) * self.width] * text.num_hidden_layers
         # Norms compute in float32, and attention has a gate as wide as the queries.

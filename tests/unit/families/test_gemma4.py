@@ -27,6 +27,7 @@ from pixelis.dialogue.session import SamplingParams
 from pixelis.engines.hf import HfEngine
 from pixelis.errors import BadConfig
 from pixelis.families import FAMILIES
+from pixelis.families.attention import PACKED
 from pixelis.families.features import concatenate
 from pixelis.families.spec import load_spec, load_tokenizer
 from pixelis.nano.architecture import SIZES
@@ -36,7 +37,7 @@ from pixelis.policy.export import write_merged_model
 from pixelis.policy.log_probs import banned_mask, project, token_log_probs
 from pixelis.policy.lora import add_lora, lora_parameters
 from pixelis.policy.model import load_model
-from pixelis.policy.packing import collate
+from pixelis.policy.packing import collate, segment
 from pixelis.policy.samples import TrainSample
 from pixelis.policy.sequence_parallel import SequenceGroup
 from pixelis.policy.train_step import Trainer
@@ -323,6 +324,40 @@ def test_what_gemma_cannot_is_refused_by_name():
     assert "sdpa" in str(error.value.fix)
 
 
+@pytest.mark.parametrize(("structure", "number"), [("E2B", 3), ("31B", 1), ("26B-A4B", 0)])
+def test_the_activations_of_a_layer_are_those_that_it_saves(structure: str, number: int):
+    inner = load_model(policy(structure).model_copy(update={"dtype": "bfloat16"}), "cpu")[
+        0
+    ].model.language_model
+    text, tokens, kind = inner.config, 256, inner.config.layer_types[number]
+    inner.config._attn_implementation = PACKED
+    hidden, inputs = (
+        torch.randn(1, tokens, width, dtype=torch.bfloat16, requires_grad=True)
+        for width in (text.hidden_size, max(1, text.hidden_size_per_layer_input))
+    )
+    keys = torch.randn(1, 1, tokens, 64, dtype=torch.bfloat16, requires_grad=True)
+    rotary = inner.rotary_emb(hidden, torch.arange(tokens)[None], kind)
+    parameters = {p.untyped_storage().data_ptr() for p in inner.parameters()}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            saved[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        inner.layers[number](
+            hidden.clone(),
+            inputs,
+            shared_kv_states={kind: (keys, keys)},
+            position_embeddings=rotary,
+            segments=segment([tokens // 2] * 2),
+        )
+    estimated = Architecture(policy(structure)).layer_bytes(tokens)[number]
+    assert estimated == pytest.approx(sum(storage.nbytes() for storage in saved.values()), rel=0.25)
+
+
 SMALL = {"num_attention_heads": 8, "sliding_window": 512}
 BIG = LARGE | {"sliding_window": 1024}
 RELEASED: dict[str, tuple[dict[str, Any], float, int]] = {
@@ -377,4 +412,4 @@ def test_the_sizes_of_the_released_models_are_known(name: str, tmp_path: Path):
     assert arch.parameters == pytest.approx(parameters, rel=0.005)
     assert arch.kv_token_bytes == 2 * 2 * keys
     assert [arch.image_tokens(n * 48**2) for n in (0, 1, 280)] == [0, 1, 280]
-    assert arch.layer_bytes(1000) > 0 < arch.vision_block_bytes(1000)
+    assert arch.vision_block_bytes(1000) > 0
