@@ -35,6 +35,8 @@ _BYTES |= {
     chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _SHOWN)
 }
 """Byte of each character in which byte-level vocabularies, as GPT-2's, write their tokens."""
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+"""A byte without a token in vocabularies like SentencePiece's, which write a space as `▁`."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -232,13 +234,18 @@ class Renderer:
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
         """The UTF-8 bytes of each token, of which a character may need several."""
         added = self.tokenizer.added_tokens_decoder
+        is_byte_level = "Ġ" in self.tokenizer.get_vocab()
         pieces = []
         for token in tokens:
             text = str(self.tokenizer.convert_ids_to_tokens(token))
-            if token in added or not _BYTES.keys() >= set(text):
+            if token in added or (is_byte_level and not _BYTES.keys() >= set(text)):
                 pieces.append(text.encode())
-            else:
+            elif is_byte_level:
                 pieces.append(bytes(_BYTES[character] for character in text))
+            elif byte := _BYTE_TOKEN.fullmatch(text):
+                pieces.append(bytes.fromhex(byte[1]))
+            else:
+                pieces.append(text.replace("▁", " ").encode())
         return pieces
 
     def listener(self, on_text: Callable[[str], None]) -> TokenCallback:
@@ -335,6 +342,7 @@ class Renderer:
                 )
             width, height = piece.view_size
             out += self.spec.family.image_ids(self.spec, height, width)
+            pending = self.spec.chat.after_image
         return out + self._encode_text(pending)
 
     def _encode_text(self, text: str) -> list[int]:

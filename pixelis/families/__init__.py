@@ -7,6 +7,8 @@ FAMILIES = Registry(
     {
         name: f"pixelis.families.{name}:FAMILY"
         for name in (
+            "gemma4",
+            "internvl",
             "qwen2",
             "qwen2_5_vl",
             "qwen2_vl",

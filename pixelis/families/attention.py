@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -84,12 +85,14 @@ def packed_attention(
     dropout: float = 0.0,
     *,
     segments: Segments,
+    sliding_window: int | None = None,
+    window_masks: Sequence[Tensor | None] = (),
     **kwargs: object,
 ) -> tuple[Float[Tensor, "1 tokens heads width"], None]:
     """Causal attention inside each sample of a packed row.
 
     Samples of similar length form a batch, whose padding at the ends the causal mask hides. Samples that
-    share a prompt gather the same keys.
+    share a prompt gather the same keys. window_masks: of each bucket, for layers with a `sliding_window`.
     """
     heads, width = query.shape[1], query.shape[3]
     attend = functools.partial(
@@ -98,20 +101,22 @@ def packed_attention(
         scale=scaling,
         enable_gqa=key.shape[1] != heads,
     )
+    masks = window_masks if sliding_window and window_masks else [None] * len(segments.buckets)
     if [bucket.shape for bucket in segments.buckets] == [(1, query.shape[2])]:
         # A single sample needs no gathering
-        return attend(query, key, value, is_causal=query.shape[2] > 1).transpose(1, 2), None
+        is_causal = masks[0] is None and query.shape[2] > 1
+        return attend(query, key, value, attn_mask=masks[0], is_causal=is_causal).transpose(1, 2), None
     flat = [t[0].transpose(0, 1) for t in (query, key, value)]
     index = torch.cat([bucket.reshape(-1) for bucket in segments.buckets])
     sizes = [bucket.numel() for bucket in segments.buckets]
     outputs = []
-    for bucket, *parts in zip(
-        segments.buckets, *(t.index_select(0, index).split(sizes) for t in flat), strict=True
+    for bucket, mask, *parts in zip(
+        segments.buckets, masks, *(t.index_select(0, index).split(sizes) for t in flat), strict=True
     ):
         rows, length = bucket.shape
         # [rows * length, heads, width] -> [rows, heads, length, width]
         q, k, v = (part.view(rows, length, -1, width).transpose(1, 2) for part in parts)
-        attended = attend(q, k, v, is_causal=length > 1)
+        attended = attend(q, k, v, attn_mask=mask, is_causal=mask is None and length > 1)
         outputs.append(attended.transpose(1, 2).reshape(rows * length, heads, width))
     return torch.cat(outputs).index_select(0, segments.inverse).unsqueeze(0), None
 

@@ -28,13 +28,15 @@ ROLES = ("system", "user", "assistant")
 class Chat(NamedTuple):
     """The chat format: `prefix`, then each turn's opener, content and closer, by role.
 
-    stop: the token that ends the policy's turns, with which the assistant's closer begins.
+    stop: the token that ends the policy's turns, with which the assistant's closer begins; after_image: text
+    between an image and what follows.
     """
 
     openers: Mapping[str, str]
     closers: Mapping[str, str]
     stop: str
     prefix: str = ""
+    after_image: str = ""
 
     @classmethod
     def bracketed(cls, start: str, end: str, prefix: str = "", assistant: str = "assistant") -> Chat:
@@ -78,7 +80,8 @@ class Family:
     image_mean: tuple[float, ...] = HALF
     image_std: tuple[float, ...] = HALF
     image_token: int = 151655
-    video_token: int = 151656
+    video_token: int | None = 151656
+    """None: that of images."""
     marks: Marks = QWEN_MARKS
     reads_images: bool = True
     """False for models of text alone: questions with pictures are refused."""
@@ -102,13 +105,19 @@ class Family:
         """The language model in a model."""
         return model.get_submodule(self.language_model)
 
+    def geometry(self, vision: Mapping[str, Any]) -> Geometry:
+        """How views are divided. vision: `vision_config` of config.json, empty for a text model."""
+        patch, merge = vision.get("patch_size", self.patch), vision.get("spatial_merge_size", self.merge)
+        temporal = vision.get("temporal_patch_size", self.temporal)
+        return Geometry(self, patch, merge, temporal, multiple=patch * merge)
+
     def chat(self, tokenizer: Any) -> Chat:
         """The chat format of a model."""
         return CHATML
 
-    def image_tokens(self, spec: ModelSpec, height: int, width: int) -> int:
+    def image_tokens(self, geometry: Geometry, height: int, width: int) -> int:
         """Image tokens of a view of this size in pixels. Raises BadInput for a size that views cannot have."""
-        rows, columns = spec.token_grid(height, width)
+        rows, columns = geometry.token_grid(height, width)
         return rows * columns
 
     def image_ids(self, spec: ModelSpec, height: int, width: int) -> list[int]:
@@ -163,6 +172,18 @@ class Family:
         """
         raise NotImplementedError
 
+    def embed(
+        self, model: Any, spec: ModelSpec, tokens: Int[Tensor, "rows length"], features: Features | None
+    ) -> Float[Tensor, "rows length hidden"]:
+        """Embeddings of tokens, those of image tokens replaced by `features`. ValueError if they differ in number."""
+        embeds: Tensor = self.language(model).embed_tokens(tokens)
+        if features is None:
+            return embeds
+        is_image = tokens == spec.image_token
+        if is_image.sum() != len(features.embeds):
+            raise ValueError(f"{int(is_image.sum())} image tokens but features of {len(features.embeds)}")
+        return embeds.masked_scatter(is_image.unsqueeze(-1), features.embeds.to(embeds.dtype))
+
     def hidden_states(
         self,
         model: Any,
@@ -200,18 +221,46 @@ class Family:
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class Geometry:
+    """How a model divides views. multiple: the sides of a view are multiples of this many pixels.
+
+    `patch`, `merge`, `temporal`: as in `Family`.
+    """
+
+    family: Family
+    patch: int
+    merge: int
+    temporal: int
+    multiple: int
+
+    def grid(self, height: int, width: int) -> tuple[int, int, int]:
+        """Patch grid of a view: frames, rows, columns."""
+        if height < 1 or width < 1 or height % self.multiple or width % self.multiple:
+            raise BadInput(
+                f"a view of {width}x{height} pixels: the sides must be multiples of {self.multiple}",
+                fix="resize it with fit()",
+            )
+        return 1, height // self.patch, width // self.patch
+
+    def token_grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of a view's image tokens, without those of a thumbnail."""
+        _, rows, columns = self.grid(height, width)
+        return rows // self.merge, columns // self.merge
+
+    def image_tokens(self, height: int, width: int) -> int:
+        """Image tokens of a view of this size in pixels."""
+        return self.family.image_tokens(self, height, width)
+
+
+@dataclass(frozen=True)
+class ModelSpec(Geometry):
     """Facts about one model folder. Token fields are ids; ``vocab`` is the width of the logits.
 
     ``banned`` ids must never be sampled: special tokens except ``stop``, and logits without a token.
     """
 
-    family: Family
     family_name: str
     """`model_type` of config.json, or the reference of policy.family."""
-    patch: int
-    merge: int
-    temporal: int
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
     image_token: int
@@ -230,26 +279,3 @@ class ModelSpec:
     def reads_images(self) -> bool:
         """False for a model of text alone."""
         return self.family.reads_images
-
-    @property
-    def multiple(self) -> int:
-        """Sides of a view are multiples of this many pixels."""
-        return self.patch * self.merge
-
-    def grid(self, height: int, width: int) -> tuple[int, int, int]:
-        """Patch grid of a view: frames, rows, columns."""
-        if height < 1 or width < 1 or height % self.multiple or width % self.multiple:
-            raise BadInput(
-                f"a view of {width}x{height} pixels: the sides must be multiples of {self.multiple}",
-                fix="resize it with fit()",
-            )
-        return 1, height // self.patch, width // self.patch
-
-    def token_grid(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of a view's image tokens, if one stands for each `multiple` squared."""
-        _, rows, columns = self.grid(height, width)
-        return rows // self.merge, columns // self.merge
-
-    def image_tokens(self, height: int, width: int) -> int:
-        """Image tokens of a view of this size in pixels."""
-        return self.family.image_tokens(self, height, width)

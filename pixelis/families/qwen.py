@@ -55,14 +55,10 @@ class Qwen(Family):
         # Flash attention derives the samples from the restarting positions and takes no such argument
         if "flash" in language_model.config._attn_implementation:
             attention.pop("segments", None)
-        embeds = language_model.embed_tokens(tokens)
-        if features is not None:
-            is_image = tokens == spec.image_token
-            if is_image.sum() != len(features.embeds):
-                raise ValueError(f"{int(is_image.sum())} image tokens but features of {len(features.embeds)}")
-            embeds = embeds.masked_scatter(is_image.unsqueeze(-1), features.embeds.to(embeds.dtype))
-            if features.deepstack:
-                attention |= {"visual_pos_masks": is_image, "deepstack_visual_embeds": features.deepstack}
+        embeds = self.embed(model, spec, tokens, features)
+        if features is not None and features.deepstack:
+            attention["visual_pos_masks"] = tokens == spec.image_token
+            attention["deepstack_visual_embeds"] = features.deepstack
         states: Tensor = language_model(
             inputs_embeds=embeds, position_ids=positions, **attention
         ).last_hidden_state

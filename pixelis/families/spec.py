@@ -38,7 +38,7 @@ def load_spec(
     vision, text = raw.get("vision_config") or {}, raw.get("text_config") or raw
     images = _read_json(folder / "preprocessor_config.json") or {}
     image_token = raw.get("image_token_id", own.image_token)
-    video_token = raw.get("video_token_id", own.video_token)
+    video_token = raw.get("video_token_id", own.video_token or image_token)
     # A text model's config.json does not name them, and its vocabulary may be smaller
     if not own.reads_images:
         image_token, video_token = (token_id(tokenizer, t) for t in (own.marks.image, own.marks.video))
@@ -54,11 +54,8 @@ def load_spec(
     }
     banned |= {image_token, video_token, *range(max(tokenizer.get_vocab().values()) + 1, vocab)}
     return ModelSpec(
-        family=own,
+        **vars(own.geometry(vision)),
         family_name=name,
-        patch=int(vision.get("patch_size", own.patch)),
-        merge=int(vision.get("spatial_merge_size", own.merge)),
-        temporal=int(vision.get("temporal_patch_size", own.temporal)),
         image_mean=tuple(images.get("image_mean") or own.image_mean),
         image_std=tuple(images.get("image_std") or own.image_std),
         image_token=image_token,

@@ -53,7 +53,8 @@ def fitted_size(height: int, width: int, budget: PixelBudget, multiple: int) -> 
         )
         raise BadInput(message, code="image_too_thin", fix="crop or pad the picture")
     if budget.max_pixels < multiple * multiple:
-        raise BadInput(f"a budget of {budget.max_pixels} pixels holds no {multiple} x {multiple} tile")
+        message = f"a budget of {budget.max_pixels} pixels holds no {multiple} x {multiple} tile"
+        raise BadInput(message, fix=f"set max_pixels of the budget in dialogue to at least {multiple**2}")
     rows, columns = max(1, round(height / multiple)), max(1, round(width / multiple))
     tile = multiple * multiple
     if budget.min_pixels <= rows * columns * tile <= budget.max_pixels:

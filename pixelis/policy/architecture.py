@@ -9,6 +9,7 @@ import torch
 
 from pixelis.families.spec import model_family
 from pixelis.policy.adapters import is_vision
+from pixelis.policy.flops import active_experts, attention_widths
 from pixelis.policy.lora import adapted_layers
 from pixelis.policy.model_path import resolve
 from pixelis.policy.quantization import QUANTIZED
@@ -23,7 +24,8 @@ class Architecture:
 
     def __init__(self, policy: config.PolicyConfig, dtype: torch.dtype = torch.bfloat16):
         folder = resolve(policy.model)
-        self.dtype, model = dtype, model_family(folder, policy.family).model_class()
+        family = model_family(folder, policy.family)
+        self.dtype, model = dtype, family.model_class()
         self.config = model.config_class.from_pretrained(folder, local_files_only=True)
         self.model_type: str = self.config.model_type
         with torch.device("meta"):
@@ -37,27 +39,28 @@ class Architecture:
         }
         """Number of weights of the layers that `policy.quantization` quantises"""
         self.text: Any = self.config.get_text_config()
+        # Where layers differ, that of most of them
+        self.text.allow_global_per_layer_attribute_access = True
         self.vision: Any = getattr(self.config, "vision_config", None)
-        self.head_width = int(
-            getattr(self.text, "head_dim", None) or self.text.hidden_size // self.text.num_attention_heads
-        )
+        self.geometry = family.geometry(self.vision.to_dict() if self.vision is not None else {})
+        self.queries, self.keys = attention_widths(self.model)
 
     @property
     def width(self) -> int:
         return self.dtype.itemsize
 
-    @property
-    def multiple(self) -> int:
-        """Side in pixels of the square tile that is one image token; 28 without vision."""
-        return (
-            28 if self.vision is None else int(self.vision.patch_size) * int(self.vision.spatial_merge_size)
-        )
+    def image_tokens(self, pixels: int) -> int:
+        """Image tokens of a view of this area."""
+        side = self.geometry.multiple
+        return self.geometry.image_tokens(side, pixels // side**2 * side) if pixels >= side**2 else 0
 
     @property
     def kv_token_bytes(self) -> int:
-        """KV cache bytes of a token: 2 * layers * kv heads * head width * bytes (GQA, arXiv 2305.13245)."""
-        layers = self.text.num_hidden_layers - self.state_layers
-        return 2 * layers * self.text.num_key_value_heads * self.head_width * self.width
+        """KV cache bytes of a token, of all layers that do not share another's keys and values.
+
+        Layers with a sliding window count as those without, which is their size up to that length.
+        """
+        return 2 * self.keys * self.width
 
     @property
     def state_layers(self) -> int:
@@ -79,10 +82,13 @@ class Architecture:
     def inner_width(self) -> int:
         """Width of the MLP that a token passes: with experts, of those chosen and the shared one."""
         text = self.text
-        if experts := getattr(text, "num_experts_per_tok", 0):
-            shared = getattr(text, "shared_expert_intermediate_size", 0)
-            return int(experts * text.moe_intermediate_size + shared)
-        return int(text.intermediate_size)
+        if experts := active_experts(text):
+            # Gemma's dense layer stands beside the experts
+            dense = (
+                "intermediate_size" if hasattr(text, "top_k_experts") else "shared_expert_intermediate_size"
+            )
+            return int(experts * text.moe_intermediate_size + getattr(text, dense, 0))
+        return int(text.intermediate_size) * (2 if getattr(text, "use_double_wide_mlp", False) else 1)
 
     def shapes(self, targets: list[str], vision_tower: bool = False) -> dict[str, tuple[int, int]]:
         """(out, in) of each layer that gets an adapter."""
@@ -97,15 +103,20 @@ class Architecture:
         return self.parameters - (self.vision_parameters if policy.freeze_vision_tower else 0)
 
     def layer_bytes(self, tokens: int) -> list[int]:
-        """Bytes that each decoder layer saves for its backward pass, by the tensors that Qwen3's and Qwen3.5's
-        save of each width.
+        """Bytes that each decoder layer saves for its backward pass, by the tensors that Qwen3's, Qwen3.5's and
+        Gemma 4's save of each width.
 
         A Gated DeltaNet layer is counted without flash-linear-attention, which needs less.
         """
         text, hidden = self.text, self.text.hidden_size
-        queries, keys = text.num_attention_heads * self.head_width, text.num_key_value_heads * self.head_width
-        common = 8 * hidden + 4 * self.inner_width + 2 * getattr(text, "num_experts_per_tok", 0) * hidden
+        attending = text.num_hidden_layers - self.state_layers
+        queries, keys = self.queries // attending, self.keys // attending
+        common = 8 * hidden + 4 * self.inner_width + 2 * active_experts(text) * hidden
         attention = 6 * queries + 5 * keys
+        if (own_inputs := getattr(text, "hidden_size_per_layer_input", None)) is not None:
+            # Gemma has more norms, all in float32, two of them for experts and one for a layer's own inputs
+            common += (10 + 5 * bool(own_inputs) + 16 * bool(active_experts(text))) * hidden + 4 * own_inputs
+            attention += queries + 3 * keys
         if not self.state_layers:
             return [tokens * (common + attention) * self.width] * text.num_hidden_layers
         # Norms compute in float32, and attention has a gate as wide as the queries.
@@ -120,7 +131,7 @@ class Architecture:
         """Bytes that a block of the vision tower saves for its backward pass."""
         vision, width = self.vision, self.vision_width
         inner = getattr(vision, "intermediate_size", None) or width * vision.mlp_ratio
-        is_gated = vision.hidden_act == "silu"  # Qwen2.5-VL
+        is_gated = any("gate_proj" in name for name, _ in self.model.named_modules() if is_vision(name))
         return int(patches * ((16 if is_gated else 12) * width + (4 if is_gated else 2) * inner) * self.width)
 
     @property

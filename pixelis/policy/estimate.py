@@ -118,10 +118,11 @@ def _pass_bytes(arch: Architecture, policy: config.PolicyConfig, tokens: int, fu
     layers = saved(arch.layer_bytes(tokens), tokens * hidden)
     parts = {"activations": 2 * tokens * max(arch.inner_width, hidden) * arch.width + layers}
     if arch.vision is not None:
-        patches = tokens * int(arch.vision.spatial_merge_size) ** 2
+        patches = tokens * arch.geometry.merge**2
         block = arch.vision_block_bytes(patches)
         if policy.trains_vision_tower:
-            parts["vision"] = saved([block] * int(arch.vision.depth), patches * arch.vision_width)
+            depth = int(getattr(arch.vision, "depth", 0) or arch.vision.num_hidden_layers)
+            parts["vision"] = saved([block] * depth, patches * arch.vision_width)
         else:
             parts["vision"] = block + FEATURE_CACHE_BYTES
     width = 2 * arch.width + 8 + (arch.width + 12 if full_kl else 0)
@@ -273,7 +274,12 @@ def _adapters(c: config.Config, arch: Architecture, job: str) -> Finding:
 
 def _context(c: config.Config, arch: Architecture, prompts: Sequence[Prompt], job: str) -> Iterator[Finding]:
     d = c.dialogue
-    full, crop, frame = (budget.max_pixels // arch.multiple**2 for budget in (d.input, d.crop, d.frame))
+    full, crop, frame = (arch.image_tokens(budget.max_pixels) for budget in (d.input, d.crop, d.frame))
+    if not min(full, crop, frame):
+        tile = arch.geometry.multiple**2
+        yield _error(
+            "pictures", f"a max_pixels in dialogue is below the {tile} pixels of a tile of policy.model"
+        )
     view, clip = full + 2, d.frames * (frame + 2)
     text = (
         f"a full view takes {full} tokens, a crop {crop}, a clip's first look {d.frames} x {frame} = {clip}"

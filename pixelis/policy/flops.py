@@ -51,16 +51,13 @@ class FlopCounter:
     def __init__(self, model: VisionLanguageModel, patch: int):
         self.patch = patch
         text = model.config.get_text_config()
-        head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
-        states = kinds.count("linear_attention")
-        self.attention = 4 * (len(kinds) - states) * text.num_attention_heads * head_width
+        self.attention = 4 * attention_widths(model)[0]
         self.states = 0
-        if states:
+        if states := list(getattr(text, "layer_types", None) or ()).count("linear_attention"):
             matrix = text.linear_key_head_dim * text.linear_value_head_dim
             # The delta rule reads a matrix twice and updates it once.
             self.states = 6 * states * text.linear_num_value_heads * matrix
-        active = getattr(text, "num_experts_per_tok", 0) / max(1, getattr(text, "num_experts", 0))
+        active = active_experts(text) / max(1, getattr(text, "num_experts", None) or 0)
         tower = [parameter for name, parameter in model.named_parameters() if is_vision(name)]
         self.head = _per_token(model, lambda name: name.startswith("lm_head"))
         self.vision = _per_token(model, is_vision) if any(p.requires_grad for p in tower) else 0
@@ -79,6 +76,18 @@ class FlopCounter:
         """Operations for tokens and images, and 1 / `workers` of those for logits and attention."""
         whole = self.head * policy_tokens + 3 * self.attention * sum(length**2 for length in lengths)
         return float((self.layers + 3 * self.states) * tokens + self.vision * patches + whole / workers)
+
+
+def active_experts(text: Any) -> int:
+    """Experts of a layer that a token passes, 0 without experts. text: configuration; Gemma's has a name of its own."""
+    return getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", None) or 0
+
+
+def attention_widths(model: nn.Module) -> tuple[int, int]:
+    """Widths of the queries and of the keys of a language model's layers, summed; some layers share others' keys."""
+    layers = [(name, module) for name, module in model.named_modules() if not is_vision(name)]
+    queries = sum(int(module.in_features) for name, module in layers if name.endswith(".o_proj"))
+    return queries, sum(int(module.out_features) for name, module in layers if name.endswith(".k_proj"))
 
 
 def _per_token(model: nn.Module, counts: Callable[[str], bool], active: float = 1.0) -> int:

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from pixelis.families.capped_head import CappedHead
 from pixelis.families.features import Features, concatenate
 from pixelis.policy.adapters import is_vision
 from pixelis.policy.forward import VisionLanguageModel, packed_hidden_states
@@ -122,14 +123,15 @@ def project(
         weight = getattr(lm_head, "weight", None)
         # A frozen matrix needs no second pass.
         if (
-            type(lm_head) is nn.Linear
+            type(lm_head) in (nn.Linear, CappedHead)
             and lm_head.bias is None
             and weight is not None
             and not weight.requires_grad
         ):
             learns = torch.is_grad_enabled()
+            cap = getattr(lm_head, "cap", None)
             return _FrozenHead.apply(
-                hidden, weight, targets, banned, temperature, smoothing, size, learns, *others
+                hidden, weight, cap, targets, banned, temperature, smoothing, size, learns, *others
             )
 
         def head(h: Tensor, target: Tensor, *other: Tensor) -> tuple[Tensor, ...]:
@@ -292,6 +294,7 @@ class _FrozenHead(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
+        cap: float | None,
         targets: Tensor,
         banned: Tensor,
         temperature: float,
@@ -305,8 +308,8 @@ class _FrozenHead(torch.autograd.Function):
         entropies = []
         for start in range(0, max(1, len(hidden)), size):
             part = slice(start, start + size)
-            logits = hidden[part] @ weight.t()
-            others = reference[part] @ weight.t() if reference is not None else None
+            logits, slope = _capped(hidden[part] @ weight.t(), cap)
+            others = _capped(reference[part] @ weight.t(), cap)[0] if reference is not None else None
             entropy, scored = _scores(
                 logits, targets[part], banned, temperature, smoothing, with_gradients, others
             )
@@ -316,6 +319,8 @@ class _FrozenHead(torch.autograd.Function):
             for (values, by_hidden), (value, gradient) in zip(results, scored, strict=True):
                 values.append(value)
                 if by_hidden is not None and gradient is not None:
+                    if slope is not None:
+                        gradient.mul_(slope)
                     torch.mm(gradient.to(weight.dtype), weight, out=by_hidden[part])
         ctx.save_for_backward(*(by_hidden for _, by_hidden in results))
         log_probs, *divergences = (torch.cat(values) for values, _ in results)
@@ -327,7 +332,15 @@ class _FrozenHead(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
         pairs = zip(ctx.saved_tensors, (gradient, *others), strict=True)
         total = sum((by_hidden * g[:, None]).to(by_hidden.dtype) for by_hidden, g in pairs)
-        return total, *[None] * 8
+        return total, *[None] * 9
+
+
+def _capped(logits: Logits, cap: float | None) -> tuple[Logits, Logits | None]:
+    """Logits as of `CappedHead`, and their derivative by those without a cap."""
+    if cap is None:
+        return logits, None
+    share = torch.tanh(logits / cap)
+    return cap * share, 1 - share**2
 
 
 class PolicyModule(nn.Module):

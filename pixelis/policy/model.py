@@ -93,7 +93,8 @@ def load_model(
     )
     del division
     for module in model.modules():
-        frequencies = module._buffers.get("inv_freq")
+        # Of some models one for each type of layer
+        frequencies = next((b for name, b in module._buffers.items() if name.endswith("inv_freq")), None)
         if frequencies is not None and frequencies.dtype != torch.float32:
             # DeepSpeed rounded the rotary frequencies to bfloat16 while it divided the model.
             type(module).__init__(module, module.config)

@@ -30,7 +30,8 @@ CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
 """Values of `init_lora_weights` with which PEFT changes the base model's weights too."""
 MERGE = "merge it with PEFT (merge_and_unload, save_pretrained) and name the merged folder in policy.model"
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.[^.]+)?\.weight")
-_LAYER = re.compile(r"(?:.*\.)?(?:(visual\..+)|(layers\.\d+\..+)|(lm_head))")
+_VISION = "visual|vision_tower|multi_modal_projector|embed_vision"
+_LAYER = re.compile(rf"(?:.*?\.)?(?:((?:{_VISION})\..+)|(layers\.\d+\..+)|(lm_head))")
 """The end of a layer's name that all versions of transformers share."""
 
 

@@ -75,9 +75,9 @@ class SequenceGroup:
         """Switch the attention of a language model's configuration. BadConfig if its heads cannot be divided."""
         if self.size == 1:
             return
-        if "linear_attention" in (getattr(text, "layer_types", None) or ()):
+        if others := set(getattr(text, "layer_types", None) or ()) - {"full_attention"}:
             raise BadConfig(
-                f"learner.sequence_parallel cannot divide the recurrent states of a {text.model_type} model",
+                f"learner.sequence_parallel does not work with layers of type {min(others)}",
                 fix="set learner.sequence_parallel=1",
             )
         heads, shared = text.num_attention_heads, text.num_key_value_heads

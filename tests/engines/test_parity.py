@@ -47,6 +47,7 @@ KINDS = [("hf", f, False) for f in (*FAMILIES, "qwen2", "qwen3")] + [
     ("vllm", "qwen3_vl", False),
     ("vllm", "qwen3_vl", True),
     ("vllm", "qwen2_vl", False),
+    ("vllm", "internvl", True),
     ("vllm", "qwen2", False),
     ("vllm", "qwen3", True),
     ("vllm", "qwen3_vl_moe", False),
@@ -317,6 +318,8 @@ async def test_tokens_are_told_as_they_are_generated_and_once_each(running: Runn
 
 def head_adapter(running: RunningEngine, left: np.ndarray, right: np.ndarray) -> Adapter:
     """Return a small random adapter whose update of the output layer is `left` @ `right`."""
+    if running.family == "gemma4":
+        pytest.skip("an output layer that is tied to the embedding gets no adapter")
     plain = random_adapter(running.family)
     return dataclasses.replace(plain, tensors={**plain.tensors, "lm_head.A": right, "lm_head.B": left})
 
@@ -450,7 +453,7 @@ async def test_a_bad_request_fails_alone_and_can_be_corrected(running: RunningEn
     results = await asyncio.gather(
         good.run(one, GREEDY),
         two.generate(tokens, [], GREEDY),  # image tokens without an image
-        three.generate(tokens, [maker.view(30, 30)], GREEDY),
+        three.generate(tokens, [np.zeros((30, 30, 3), np.uint8)], GREEDY),
         return_exceptions=True,
     )
     assert isinstance(results[0], TrainSample)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
 from pixelis import config
 from pixelis.families.family import ModelSpec
@@ -28,7 +29,7 @@ from pixelis.policy.model_path import fingerprint
 from pixelis.policy.packing import collate
 from pixelis.policy.samples import TrainSample
 
-FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen2_vl", "qwen3_5")
+FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "internvl", "gemma4")
 LORA = config.LoraConfig(rank=4, alpha=8)
 TINY = {
     **{"hidden": 64, "heads": 2, "kv_heads": 1, "layers": 2, "feedforward": 96},
@@ -145,11 +146,13 @@ class Maker:
         return [int(t) for t in self.rng.choice(self.words, n)]
 
     def view(self, height: int = 32, width: int = 32) -> np.ndarray:
-        return self.rng.integers(0, 255, (height, width, 3), dtype=np.uint8)
+        """Noise of this size, rounded up to one that the model's views have."""
+        side = self.spec.multiple
+        shape = -(-height // side) * side, -(-width // side) * side, 3
+        return self.rng.integers(0, 255, shape, dtype=np.uint8)
 
     def image(self, view: np.ndarray) -> list[int]:
-        pads = [self.spec.image_token] * self.spec.image_tokens(*view.shape[:2])
-        return [self.spec.vision_start, *pads, self.spec.vision_end]
+        return self.spec.family.image_ids(self.spec, *view.shape[:2])
 
     def sample(
         self,
@@ -180,6 +183,20 @@ class Maker:
         )
 
 
+def stock_pixels(s: ModelSpec, views: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+    """What the model's own processor makes of views."""
+    if s.family_name == "internvl":
+        return {"pixel_values": s.family.pixel_values(s, views)}
+    if s.family_name == "gemma4":
+        processor = Gemma4ImageProcessorPil(
+            do_resize=False, max_soft_tokens=70, patch_size=s.patch, pooling_kernel_size=s.merge
+        )
+        inputs = processor(list(views), return_tensors="pt")
+        return {name: inputs[name] for name in ("pixel_values", "image_position_ids")}
+    pixels, grid = patchify(views, s.patch, s.merge, s.temporal, s.image_mean, s.image_std)
+    return {"pixel_values": pixels, "image_grid_thw": grid}
+
+
 def stock_logits(model: torch.nn.Module, sample: TrainSample) -> torch.Tensor:
     """Logits [n, vocab] of a sample by transformers' own forward, unpadded."""
     s = spec(model.config.model_type)
@@ -187,14 +204,9 @@ def stock_logits(model: torch.nn.Module, sample: TrainSample) -> torch.Tensor:
     if not s.reads_images:  # these classes leave the whole forward pass to the learner
         text_model = getattr(model.model, "language_model", model.model)
         return model.lm_head(text_model(input_ids=ids).last_hidden_state)[0]
-    inputs: dict[str, torch.Tensor] = {}
-    if sample.views:
-        pixels, grid = patchify(sample.views, s.patch, s.merge, s.temporal, s.image_mean, s.image_std)
-        inputs = {
-            "pixel_values": pixels.to(model.dtype),
-            "image_grid_thw": grid,
-            "mm_token_type_ids": (ids == s.image_token).int(),
-        }
+    inputs = stock_pixels(s, sample.views) if sample.views else {}
+    if inputs and s.family_name != "internvl":
+        inputs["mm_token_type_ids"] = (ids == s.image_token).int()
     return model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0]
 
 

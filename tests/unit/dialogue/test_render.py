@@ -18,6 +18,7 @@ from pixelis.config import DialogueConfig
 from pixelis.dialogue.render import Renderer
 from pixelis.errors import BadConfig, BadInput, MissingFile
 from pixelis.families import FAMILIES
+from pixelis.families.qwen import QwenVL
 from pixelis.families.spec import load_spec, load_tokenizer
 from pixelis.operations import OPERATIONS
 from pixelis.records import Action, Exchange, ImageView, Media, Observation, Question
@@ -283,7 +284,7 @@ def test_the_committed_base_is_the_embedded_model():
     assert base.assistant(ZOOM, "look") == renderer("nano").assistant(ZOOM, "look")
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if FAMILIES[name].reads_images])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if isinstance(FAMILIES[name], QwenVL)])
 def test_missing_settings_of_a_folder_are_the_defaults_of_transformers(family, tmp_path):
     """Sizes of the text stand below `text_config`, or beside it in the first folders of Qwen2.5-VL."""
     for file in large_folder().iterdir():

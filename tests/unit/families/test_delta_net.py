@@ -125,5 +125,5 @@ def test_a_policy_learns_from_its_rollouts_to_tell_dark_pictures_from_bright_one
 
 def test_workers_cannot_divide_a_row_with_states():
     text = Architecture(policy("qwen3_5")).text
-    with pytest.raises(BadConfig, match="recurrent states"):
+    with pytest.raises(BadConfig, match="linear_attention"):
         SequenceGroup(2, 0, None).check(text)

@@ -56,7 +56,7 @@ def test_the_flat_configuration_of_a_published_folder_is_read(
     (tmp_path / "config.json").write_text(json.dumps(config))
     arch = Architecture(PolicyConfig(model=str(tmp_path)))
     assert arch.parameters == pytest.approx(parameters, rel=0.002)
-    assert (arch.model_type, arch.multiple) == ("qwen2_vl", 28)
+    assert (arch.model_type, arch.geometry.multiple) == ("qwen2_vl", 28)
     assert arch.vision_block_bytes(1024) > 0
 
 

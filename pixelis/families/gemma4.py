@@ -1,0 +1,235 @@
+"""Gemma 4 (E2B, E4B, 26B-A4B, 31B): variable numbers of image tokens, sliding windows, shared keys and values.
+
+Views are not resized to a fixed number of tokens as by the model's own processor, which accepts any number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pixelis.errors import BadConfig
+from pixelis.families.family import Chat, Family, Geometry, Marks
+from pixelis.families.quick_imports import quick_imports
+from pixelis.families.qwen import head_width, tiny_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Bool, Float, Int, UInt8
+    from torch import Tensor
+
+    from pixelis.families.family import ModelSpec
+    from pixelis.families.features import Features
+
+NO_THOUGHT = "<|channel>thought\n<channel|>"
+"""With thinking off, the larger models' chat template begins the reply with an empty thought."""
+
+
+class Gemma4(Family):
+    def model_class(self) -> Any:
+        with quick_imports():
+            from transformers import Gemma4ForConditionalGeneration
+
+        return Gemma4ForConditionalGeneration
+
+    def prepare(self, model: Any) -> None:
+        from pixelis.families.capped_head import cap_head
+
+        cap_head(model)
+        # Nothing here hears
+        model.model.audio_tower = model.model.embed_audio = None
+
+    def geometry(self, vision: Mapping[str, Any]) -> Geometry:
+        patch, merge = vision.get("patch_size", self.patch), vision.get("pooling_kernel_size", self.merge)
+        return Geometry(self, patch, merge, temporal=1, multiple=patch * merge)
+
+    def chat(self, tokenizer: Any) -> Chat:
+        chat = Chat.bracketed("<|turn>", "<turn|>", prefix="<bos>", assistant="model")
+        if NO_THOUGHT.replace("\n", r"\n") in (tokenizer.chat_template or ""):
+            openers = dict(chat.openers)
+            openers["assistant"] += NO_THOUGHT
+            chat = chat._replace(openers=openers)
+        return chat
+
+    def attend_packed(self, model: Any) -> bool:
+        if not super().attend_packed(model):
+            raise BadConfig("Gemma 4 has attention heads 512 wide", fix="set policy.attention=sdpa")
+        return True
+
+    def encode_views(
+        self,
+        model: Any,
+        spec: ModelSpec,
+        views: Sequence[UInt8[np.ndarray, "h w 3"]],
+        one_pass: bool = False,
+    ) -> list[Features]:
+        """Views of equal size share a pass of the vision tower, which needs no padding then."""
+        from pixelis.families.features import Features
+
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for i, view in enumerate(views):
+            groups.setdefault(() if one_pass else view.shape[:2], []).append(i)
+        features: dict[int, Features] = {}
+        for members in groups.values():
+            pixels, places = (t.to(model.device) for t in self.patches(spec, [views[i] for i in members]))
+            result = model.model.get_image_features(pixels, places, return_dict=True).pooler_output
+            features |= {i: Features(embeds, []) for i, embeds in zip(members, result, strict=True)}
+        return [features[i] for i in range(len(views))]
+
+    def patches(
+        self, spec: ModelSpec, views: Sequence[UInt8[np.ndarray, "h w 3"]]
+    ) -> tuple[Float[Tensor, "views patches values"], Int[Tensor, "views patches 2"]]:
+        """Patches row by row, of 0 to 1, and their columns and rows; padded to the largest view with 0 and -1."""
+        import numpy as np
+        import torch
+        from torch.nn.utils.rnn import pad_sequence
+
+        side, pixels, places = spec.patch, [], []
+        for view in views:
+            _, rows, columns = spec.grid(*view.shape[:2])
+            parts = view.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(rows * columns, -1)
+            pixels.append(torch.from_numpy(parts).float() / 255)
+            grid = np.stack(np.meshgrid(np.arange(columns), np.arange(rows)), axis=-1)
+            places.append(torch.from_numpy(grid.reshape(-1, 2)))
+        return pad_sequence(pixels, True), pad_sequence(places, True, padding_value=-1)
+
+    def hidden_states(
+        self,
+        model: Any,
+        spec: ModelSpec,
+        tokens: Int[Tensor, "rows length"],
+        positions: Int[Tensor, "axes rows length"],
+        features: Features | None,
+        **attention: Any,
+    ) -> Float[Tensor, "rows length hidden"]:
+        language_model = self.language(model)
+        text, is_image = language_model.config, tokens == spec.image_token
+        images = _numbered(is_image) if text.use_bidirectional_attention == "vision" else None
+        if (segments := attention.get("segments")) is not None:
+            masks = [_window(text.sliding_window, bucket, images) for bucket in segments.buckets]
+            attention |= {
+                "window_masks": masks,
+                "attention_mask": {"full_attention": None, "sliding_attention": None},
+            }
+        else:
+            full = attention["attention_mask"]
+            sliding = _cached_window(
+                text.sliding_window, full, attention["past_key_values"], positions, images
+            )
+            attention["attention_mask"] = {"full_attention": full, "sliding_attention": sliding}
+        if text.hidden_size_per_layer_input:
+            plain = tokens.masked_fill(is_image, text.pad_token_id)
+            attention["per_layer_inputs"] = language_model.get_per_layer_inputs(plain, None)
+        embeds = self.embed(model, spec, tokens, features)
+        states: Tensor = language_model(
+            inputs_embeds=embeds, position_ids=positions[-1], **attention
+        ).last_hidden_state
+        return states
+
+    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
+        """Structured as E2B: the upper half of the layers shares keys and values of the lower."""
+        from transformers import Gemma4Config
+
+        marks = ["<bos>", "<|turn>", "<turn|>", *self.marks[1:]]
+        tokenizer.add_special_tokens({"additional_special_tokens": marks})
+        ids = tokenizer.convert_tokens_to_ids
+        text = tiny_text(tokenizer, size)
+        text |= {
+            "eos_token_id": ids("<turn|>"),
+            "rope_parameters": None,
+            "num_hidden_layers": 2 * size["layers"],
+            "layer_types": ["sliding_attention", "full_attention"] * size["layers"],
+            "num_kv_shared_layers": size["layers"],
+            "sliding_window": 16,
+            "head_dim": head_width(size),
+            "global_head_dim": 2 * head_width(size),
+            "hidden_size_per_layer_input": 32,
+            "vocab_size_per_layer_input": text["vocab_size"],
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 5.0,
+            "tie_word_embeddings": True,
+        }
+        vision = {
+            "hidden_size": size["vision_hidden"],
+            "intermediate_size": size["vision_feedforward"],
+            "num_hidden_layers": size["vision_layers"],
+            "num_attention_heads": size["vision_heads"],
+            "num_key_value_heads": size["vision_heads"],
+            "head_dim": size["vision_hidden"] // size["vision_heads"],
+            "patch_size": size["patch"],
+            "position_embedding_size": 256,
+            "use_clipped_linears": True,
+            "initializer_range": 0.06,
+        }
+        tokens = {"image": self.marks.image, "video": self.marks.video}
+        return self.model_class(), Gemma4Config(
+            text_config=text,
+            vision_config=vision,
+            **{f"{kind}_token_id": ids(mark) for kind, mark in tokens.items()},
+        )
+
+    def save_processor(self, model: Any, folder: Path, pixels: int) -> None:
+        from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+        vision = model.config.vision_config
+        Gemma4ImageProcessorPil(
+            patch_size=vision.patch_size, pooling_kernel_size=vision.pooling_kernel_size
+        ).save_pretrained(folder)
+
+
+def _numbered(is_image: Bool[Tensor, "rows length"]) -> Int[Tensor, "rows length"]:
+    """The number of the image of each token in its row; -1 for text, which separates images."""
+    # No row begins with an image token
+    starts = is_image & ~is_image.roll(1, dims=1)
+    return starts.cumsum(1).masked_fill(~is_image, 0) - 1
+
+
+def _same_image(images: Int[Tensor, "rows length"]) -> Bool[Tensor, "rows length length"]:
+    return (images[:, :, None] == images[:, None, :]) & (images >= 0)[:, :, None]
+
+
+def _window(
+    window: int, bucket: Int[Tensor, "samples length"], images: Int[Tensor, "1 row"] | None
+) -> Bool[Tensor, "samples 1 length length"] | None:
+    """Mask of a bucket's layers with a sliding window. None: causal.
+
+    A token sees the last `window` tokens, and with `images` all of its own image.
+    """
+    import torch
+
+    length = bucket.shape[1]
+    if length <= window and images is None:
+        return None
+    places = torch.arange(length, device=bucket.device)
+    distance = places[:, None] - places
+    seen = (distance >= 0)[None]
+    if images is not None:
+        seen = seen | _same_image(images[0][bucket])
+    return (seen & (distance < window)).unsqueeze(1)
+
+
+def _cached_window(
+    window: int,
+    mask: Bool[Tensor, "rows 1 new columns"],
+    cache: Any,
+    positions: Int[Tensor, "axes rows new"],
+    images: Int[Tensor, "rows new"] | None,
+) -> Bool[Tensor, "rows 1 new columns"]:
+    """As `_window`, of new tokens at the end of a cache, whose rows have gaps where others were longer."""
+    new, columns = mask.shape[2:]
+    if images is not None and new > 1:
+        mask = mask.clone()
+        mask[..., columns - new :] |= _same_image(images).unsqueeze(1)
+    places = cache.valid[:, :columns].cumsum(1) - 1
+    return mask & (positions[-1][:, None, :, None] - places[:, None, None, :] < window)
+
+
+FAMILY = Gemma4(
+    vocab=262144,
+    patch=16,
+    merge=3,
+    image_token=258880,
+    video_token=258884,
+    marks=Marks("<pad>", "<|image>", "<image|>", "<|image|>", "<|video|>"),
+)
