@@ -36,7 +36,7 @@ from pixelis.telemetry.html.render import render, write_page
 
 COPIES = 16
 """Memory of the checks in sizes of bfloat16 weights: learners in float32, one with AdamW's state of all of them."""
-PARTS = ("configuration", "tokenizer", "weights")
+PARTS = ("configuration", "tokenizer", "chat template", "weights")
 SETTINGS = ("preprocessor_config.json", "processor_config.json", "chat_template.jinja")
 HEADS, LAYERS = ("num_attention_heads", "num_heads"), ("num_hidden_layers", "depth", "num_layers")
 SMALL = {"intermediate_size": 128, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
@@ -55,7 +55,7 @@ def prepare(folder: Path, family: str | None, target: Path) -> tuple[Path, dict[
 
         copy_settings(folder, target)
         shrunk(folder).save_pretrained(target)
-        parts = "original, made small", "original", "random"
+        parts = "original, made small", "original", "original", "random"
     else:
         is_original = any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json"))
         tokenizer = load_tokenizer(folder) if is_original else None
@@ -64,7 +64,9 @@ def prepare(folder: Path, family: str | None, target: Path) -> tuple[Path, dict[
         for file in SETTINGS:
             if (folder / file).is_file():
                 shutil.copyfile(folder / file, target / file)
-        parts = "the family's small one", "original" if is_original else "built", "random"
+        templated = is_original or (folder / "chat_template.jinja").is_file()
+        tokens, template = ("original" if part else "built" for part in (is_original, templated))
+        parts = "the family's small one", tokens, template, "random"
     return target, dict(zip(PARTS, parts, strict=True))
 
 
@@ -154,7 +156,7 @@ def show(row: dict[str, Any]) -> None:
     for check in row["checks"]:
         if check["state"] == "failed":
             text = f"failed: {check['name']}: {check['consequence']}\n    {check['detail']}"
-            console.print(text, markup=False)
+            console.print(text, markup=False, soft_wrap=True)
 
 
 def main() -> int:

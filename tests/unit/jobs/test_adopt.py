@@ -138,8 +138,7 @@ def test_the_command_says_what_a_failure_means(tmp_path: Path, model: Path, pixe
     assert row["failed"] == ["coordinates"]
     assert row["parts"] == {
         "configuration": "the family's small one",
-        "tokenizer": "built",
-        "weights": "random",
+        **{"tokenizer": "built", "chat template": "built", "weights": "random"},
     }
     assert "calls look at the wrong place" in (tmp_path / "out/certificate.html").read_text()
 
