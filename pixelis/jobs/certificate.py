@@ -100,9 +100,10 @@ def template(s: Subject, *messages: tuple[str, Sequence[Any]]) -> str:
 
 def expand(s: Subject, text: str, views: Sequence[np.ndarray]) -> tuple[list[int], str]:
     """Ids of a templated text with pictures, by the model's own processor if it loads; and how."""
-    if s.reference.processor is not None:
-        pictures = [Image.fromarray(view) for view in views]
-        inputs = s.reference.processor(text=[text], images=pictures, **s.reference.options)
+    if (processor := s.reference.processor) is not None:
+        # A class of tokenizers may split words in its own way, instead of that in tokenizer.json
+        processor.tokenizer = s.tokenizer
+        inputs = processor(text=[text], images=[*map(Image.fromarray, views)], **s.reference.options)
         return list(inputs["input_ids"][0]), "expanded by AutoProcessor"
     if not views:
         return s.tokenizer.encode(text, add_special_tokens=False), ""
