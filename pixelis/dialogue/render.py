@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -325,8 +326,10 @@ class Renderer:
         """Images become pads, Tags their control tokens, other text plain text."""
         out: list[int] = []
         pending = ""
-        for piece in pieces:
-            if isinstance(piece, str) and not (isinstance(piece, Tag) and self._control.search(piece)):
+        # Text between control tokens is one, as in the chat template: "System: " and "Think" share tokens
+        split = (self._marked(piece) if isinstance(piece, Tag) else [piece] for piece in pieces)
+        for piece in itertools.chain.from_iterable(split):
+            if isinstance(piece, str) and not isinstance(piece, Tag):
                 pending += piece
                 continue
             out += self._encode_text(pending)

@@ -31,6 +31,7 @@ JOBS = (
     "lineage",
     "doctor",
     "recipes",
+    "adopt",
     "tiny-model",
     "completion",
 )

@@ -10,9 +10,11 @@ serving work as with real weights.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pixelis.errors import BadInput
 from pixelis.families import DEFAULT, FAMILIES
+from pixelis.families.family import CHATML
 from pixelis.jobs.command import command
 
 SIZES = {
@@ -27,17 +29,24 @@ SIZES = {
 POSITIONS = 32_768
 
 
-def make(folder: Path, family: str = DEFAULT, seed: int = 0) -> int:
-    """Write the folder; returns the number of parameters. Raises BadInput if it is not empty."""
+def make(
+    folder: Path, family: str = DEFAULT, seed: int = 0, tokenizer: Any = None, patch: int | None = None
+) -> int:
+    """Write the folder; returns the number of parameters. Raises BadInput if it is not empty.
+
+    tokenizer, patch: another model's, None: a byte-level one, and the family's size of a patch.
+    """
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
         raise BadInput(f"{folder} exists", fix="name a new folder, or remove this one")
     from pixelis.families.spec import find_family
     from pixelis.nano.architecture import build, save
     from pixelis.nano.tokenizer import build_tokenizer
 
-    tokenizer = build_tokenizer(POSITIONS)
-    patch = find_family(family).patch
-    model = build(tokenizer, family, seed, **SIZES, patch=patch, positions=POSITIONS)
+    own, is_built = find_family(family), tokenizer is None
+    tokenizer = build_tokenizer(POSITIONS) if is_built else tokenizer
+    model = build(tokenizer, family, seed, **SIZES, patch=patch or own.patch, positions=POSITIONS)
+    if is_built and own.chat(tokenizer) != CHATML:
+        tokenizer.chat_template = None  # it is ChatML's
     # Use the real model's prompts, with a system turn and tool schemas, which the embedded model omits.
     del model.config.pixelis_nano
     save(model, tokenizer, folder)

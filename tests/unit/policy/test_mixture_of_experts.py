@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_policy import Maker, check_log_probs, folder, merged, packed_log_probs, policy, published, stock
+from tiny_policy import check_log_probs, folder, policy, published, stock
 from tiny_trainer import LEARNER, batch, trainer
 
 from pixelis import config
-from pixelis.dialogue.session import SamplingParams
-from pixelis.engines.hf import HfEngine
 from pixelis.errors import BadConfig
 from pixelis.policy import estimate
 from pixelis.policy.adapters import Adapter
@@ -90,27 +87,6 @@ def test_an_export_has_the_layout_of_its_base_and_loads_in_transformers(
         assert shapes[0] == shapes[1]
         exported = load_model(policy(family), "cpu", folder=merged_folder)[0]
         check_log_probs(exported, samples, expected)
-
-
-def test_rollouts_of_the_embedded_engine_have_the_learners_log_probs(adapted, family: str) -> None:
-    adapter, maker, samples = adapted[0], Maker(family), list[TrainSample]()
-
-    async def body() -> None:
-        engine = HfEngine(folder(family), policy(family, lora=LORA), config.EngineConfig())
-        await engine.load(1, adapter)
-        for number in range(3):
-            session, view = await engine.open(), maker.view()
-            new = maker.text(3 + number) + maker.image(view) + maker.text(2)
-            said = await session.generate(new, [view], SamplingParams(0.7, 1.0, 5, seed=number))
-            session.close()
-            mask = np.arange(len(new) + len(said.tokens)) >= len(new)
-            log_probs = np.asarray([0.0] * len(new) + said.log_probs, np.float32)
-            samples.append(TrainSample(np.asarray([*new, *said.tokens]), mask, log_probs, 0.0, [view]))
-        await engine.aclose()
-
-    asyncio.run(body())
-    expected = np.concatenate([sample.log_probs[sample.mask] for sample in samples])
-    np.testing.assert_allclose(packed_log_probs(merged(adapter, family), samples, 0.7), expected, atol=1e-4)
 
 
 def test_memory_is_estimated(family: str) -> None:
