@@ -226,10 +226,12 @@ class VllmEngine(Engine[VllmSession]):
                 arguments["limit_mm_per_prompt"] = {"image": self.max_images, "video": 0}
             if self._base.unpublished:
                 arguments["load_format"] = vllm_worker.LOADER
+            model_config = AsyncEngineArgs(**arguments).create_model_config()
             if not on_gpu:
-                arguments |= _CPU_ARGUMENTS
+                # The prefix cache of recurrent states needs chunked prompts.
+                arguments |= _CPU_ARGUMENTS | {"enable_prefix_caching": not model_config.is_hybrid}
             if not self.merges:
-                served = self._adapter_arguments(policy, AsyncEngineArgs(**arguments).create_model_config())
+                served = self._adapter_arguments(policy, model_config)
                 self.merges = served is None
                 arguments |= served or {}
             if self.merges:
@@ -269,10 +271,11 @@ class VllmEngine(Engine[VllmSession]):
         }
         if experts:
             # Without a list vLLM reserves adapters of all experts too. It knows layers of the language model by
-            # their last names; in the vision tower others have the same.
+            # their last names; in the vision tower others have the same. A shared expert calls its gate so.
             layers = Architecture(policy).shapes(policy.lora.targets, tower)
             arguments["lora_target_modules"] = sorted(
                 {model.hf_to_vllm_mapper.map_name(n) if is_vision(n) else layer_type(n) for n in layers}
+                | {"expert_gate"}
             )
         return arguments
 

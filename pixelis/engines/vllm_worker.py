@@ -50,8 +50,11 @@ class Extension:
         """Adapted layers of a folder in PEFT's format that vLLM would pass over without an error."""
         model, served = self.get_model(), set[str]()
         fused = get_packed_modules_mapping(model)
-        for name, module in model.named_modules():
-            if isinstance(module, BaseLayerWithLoRA):
+        modules = list(model.named_modules(remove_duplicate=False))
+        # A second owner of a layer may call it without its adapter.
+        bypassed = {id(module) for name, module in modules if not name.endswith(".base_layer")}
+        for name, module in modules:
+            if isinstance(module, BaseLayerWithLoRA) and id(module.base_layer) not in bypassed:
                 parent, dot, last = name.rpartition(".")
                 served |= {f"{parent}{dot}{part}" for part in fused.get(last, [last])}
         mapper = getattr(model, "hf_to_vllm_mapper", WeightsMapper()).get_rename_mapper()

@@ -68,4 +68,5 @@ FAMILY = Qwen3_5(
     image_token=248056,
     video_token=248057,
     vision_attention="Qwen3_5VisionAttention",
+    vllm_processors=("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
 )

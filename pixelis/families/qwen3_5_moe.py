@@ -37,5 +37,6 @@ FAMILY = Qwen3_5Moe(
     image_token=248056,
     video_token=248057,
     vision_attention="Qwen3_5MoeVisionAttention",
+    vllm_processors=("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
     stacked={"experts.gate_up_proj": 2, "experts.down_proj": 1},
 )

@@ -18,7 +18,6 @@ from tiny_policy import (
     LORA,
     Maker,
     folder,
-    lora_of,
     merged,
     packed_log_probs,
     policy,
@@ -77,12 +76,10 @@ def running(request: pytest.FixtureRequest) -> Iterator[RunningEngine]:
     weights (for adapters of lm_head).
     """
     engine, family, merge = request.param
-    lora = lora_of(family)
-    if merge:
-        lora = lora.model_copy(update={"targets": [*lora.targets, "lm_head"]})
-    else:
-        tower = spec(family).reads_images and not spec(family).family.stacked
-        lora = lora.model_copy(update={"vision_tower": tower})
+    # vLLM has no adapters in the vision tower of a mixture of experts: see test_vllm_experts.py.
+    tower = spec(family).reads_images and not merge and not spec(family).family.stacked
+    targets = [*LORA.targets, *["lm_head"] * merge]
+    lora = LORA.model_copy(update={"targets": targets, "vision_tower": tower})
     yield from start(engine, folder(family), policy(family, lora=lora), family)
 
 

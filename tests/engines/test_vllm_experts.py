@@ -10,7 +10,7 @@ import pytest
 from running import RunningEngine, start
 from test_parity import GREEDY, check_greedy, run_all, sample_episodes
 from test_vllm import changed
-from tiny_policy import Maker, fingerprint, lora_of, merged, policy, published, random_adapter, stock
+from tiny_policy import LORA, Maker, fingerprint, merged, policy, published, random_adapter, stock
 
 from pixelis.policy.adapters import Adapter
 
@@ -21,7 +21,7 @@ FAMILY = "qwen3_vl_moe"
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     source = published(FAMILY, tmp_path_factory.mktemp("experts") / "published")
-    lora = lora_of(FAMILY).model_copy(update={"vision_tower": True})
+    lora = LORA.model_copy(update={"vision_tower": True})
     yield from start("vllm", source, policy(FAMILY, model=str(source), lora=lora), FAMILY)
 
 

@@ -17,7 +17,7 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 from pixelis import config
 from pixelis.families.family import ModelSpec
 from pixelis.families.features import concatenate
-from pixelis.families.spec import find_family, load_spec
+from pixelis.families.spec import load_spec
 from pixelis.families.vision import patchify
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
@@ -36,6 +36,8 @@ TINY = {
     **{"vision_hidden": 32, "vision_layers": 2},
 }
 """Sizes of the tiny models: heads 32 wide, the least that vLLM takes on CPU, share keys."""
+WIDE = {**TINY, "hidden": 128}
+"""Sizes of those with Gated DeltaNet, whose heads vLLM takes from 64 on."""
 torch.set_num_threads(1)
 
 
@@ -45,16 +47,11 @@ def folder(family: str) -> Path:
     root = Path(tempfile.mkdtemp(prefix=f"pixelis-{family}-"))
     atexit.register(shutil.rmtree, root, True)
     tokenizer = build_tokenizer()
-    model = build(tokenizer, family, seed=3, **TINY)  # type: ignore[arg-type]
+    sizes = WIDE if family.startswith("qwen3_5") else TINY
+    model = build(tokenizer, family, seed=3, **sizes)  # type: ignore[arg-type]
     model.save_pretrained(root)
     tokenizer.save_pretrained(root)
     return root
-
-
-def lora_of(family: str) -> config.LoraConfig:
-    """LORA; of a mixture of experts on the attention alone."""
-    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    return LORA.model_copy(update={"targets": attention}) if find_family(family).stacked else LORA
 
 
 def published(family: str, target: Path) -> Path:
@@ -83,7 +80,7 @@ def published(family: str, target: Path) -> Path:
 
 
 def policy(family: str = "qwen3_vl", **values: object) -> config.PolicyConfig:
-    settings = {"model": str(folder(family)), "lora": lora_of(family), "dtype": "float32", **values}
+    settings = {"model": str(folder(family)), "lora": LORA, "dtype": "float32", **values}
     return config.PolicyConfig(**settings)  # type: ignore[arg-type]
 
 
@@ -113,7 +110,7 @@ def random_adapter(
     """
     rng = np.random.default_rng(seed)
     tensors = {}
-    layers = adapted_layers(stock(family), lora_of(family).targets, tower)
+    layers = adapted_layers(stock(family), LORA.targets, tower)
     for place, (name, layer) in enumerate(layers.items()):
         rank = (2 + (place - 1) % 5 if place else 0) if mixed else LORA.rank
         if rank:
