@@ -133,7 +133,8 @@ def certificate(
         config = load(None, [f"{key}={value}" for key, value in settings.items()])
         subject = Subject(config, coordinates, Path(scratch), dtype)
         checks = [result._asdict() for result in certify(subject)]
-    row = {"model_type": model_type, "family": family or model_type, "engine": engine, "dtype": dtype}
+    family = family or type(subject.spec.family).__module__.rpartition(".")[2]
+    row = {"model_type": model_type, "family": family, "engine": engine, "dtype": dtype}
     versions = {package: metadata.version(package) for package in ("torch", "transformers", "peft")}
     failed = [check["name"] for check in checks if check["state"] == "failed"]
     return row | {"parts": parts, "versions": versions, "failed": failed, "checks": checks}

@@ -118,8 +118,10 @@ class Subject:
         base = self.reference.base
         self.is_tied = base.get_output_embeddings().weight is base.get_input_embeddings().weight
         self.rng = np.random.default_rng(0)
-        side, tiles = self.spec.multiple, max(1, 64 // self.spec.multiple)
-        self.wide, self.high = (side * tiles, side * (tiles + 1)), (side * (tiles + 1), side * tiles)
+        side = self.spec.multiple
+        rows = max(1, 64 // side)
+        columns = rows if side > 64 else rows + 1  # large ones are tiles of hundreds of tokens
+        self.wide, self.high = (side * rows, side * columns), (side * (rows + 1), side * rows)
         self.episodes = self._episodes()
         self.samples = [asyncio.run(play(turns, self._random_words)) for turns in self.episodes.values()]
 
