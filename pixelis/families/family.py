@@ -198,7 +198,14 @@ class Family:
         positions: 3 M-RoPE axes, optionally preceded by text positions; features: of all image tokens, in
         row-major order; attention: `segments` of a packed row, or the engine's mask and cache.
         """
-        raise NotImplementedError
+        language_model = self.language(model)
+        # Flash attention derives the samples from the restarting positions and takes no such argument
+        if "flash" in language_model.config._attn_implementation:
+            attention.pop("segments", None)
+        inputs = {"position_ids": positions[-1], **attention}
+        embeds = self.embed(model, spec, tokens, features)
+        states: Tensor = language_model(inputs_embeds=embeds, **inputs).last_hidden_state
+        return states
 
     def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
         """Class and configuration in transformers of a small model (sizes: `pixelis.nano.architecture.SIZES`)."""

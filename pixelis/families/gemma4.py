@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pixelis.errors import BadConfig
 from pixelis.families.family import Chat, Family, Geometry, Marks
 from pixelis.families.quick_imports import quick_imports
-from pixelis.families.qwen import head_width, tiny_text
+from pixelis.families.qwen import head_width, tiny_text, tiny_tower
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,17 +65,14 @@ class Gemma4(Family):
         one_pass: bool = False,
     ) -> list[Features]:
         """Views of equal size share a pass of the vision tower, which needs no padding then."""
-        from pixelis.families.features import Features
+        from pixelis.families.features import Features, by_size
 
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for i, view in enumerate(views):
-            groups.setdefault(() if one_pass else view.shape[:2], []).append(i)
-        features: dict[int, Features] = {}
-        for members in groups.values():
-            pixels, places = (t.to(model.device) for t in self.patches(spec, [views[i] for i in members]))
+        def encode(group: Sequence[UInt8[np.ndarray, "h w 3"]]) -> list[Features]:
+            pixels, places = (values.to(model.device) for values in self.patches(spec, group))
             result = model.model.get_image_features(pixels, places, return_dict=True).pooler_output
-            features |= {i: Features(embeds, []) for i, embeds in zip(members, result, strict=True)}
-        return [features[i] for i in range(len(views))]
+            return [Features(embeds, []) for embeds in result]
+
+        return by_size(encode, views, one_pass)
 
     def patches(
         self, spec: ModelSpec, views: Sequence[UInt8[np.ndarray, "h w 3"]]
@@ -121,11 +118,7 @@ class Gemma4(Family):
         if text.hidden_size_per_layer_input:
             plain = tokens.masked_fill(is_image, text.pad_token_id)
             attention["per_layer_inputs"] = language_model.get_per_layer_inputs(plain, None)
-        embeds = self.embed(model, spec, tokens, features)
-        states: Tensor = language_model(
-            inputs_embeds=embeds, position_ids=positions[-1], **attention
-        ).last_hidden_state
-        return states
+        return super().hidden_states(model, spec, tokens, positions, features, **attention)
 
     def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
         """Structured as E2B: the upper half of the layers shares keys and values of the lower."""
@@ -150,17 +143,11 @@ class Gemma4(Family):
             "final_logit_softcapping": 5.0,
             "tie_word_embeddings": True,
         }
-        vision = {
-            "hidden_size": size["vision_hidden"],
-            "intermediate_size": size["vision_feedforward"],
-            "num_hidden_layers": size["vision_layers"],
-            "num_attention_heads": size["vision_heads"],
+        vision = tiny_tower(size) | {
             "num_key_value_heads": size["vision_heads"],
             "head_dim": size["vision_hidden"] // size["vision_heads"],
-            "patch_size": size["patch"],
             "position_embedding_size": 256,
             "use_clipped_linears": True,
-            "initializer_range": 0.06,
         }
         tokens = {"image": self.marks.image, "video": self.marks.video}
         return self.model_class(), Gemma4Config(

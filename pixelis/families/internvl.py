@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from pixelis.errors import BadConfig, BadInput
 from pixelis.families.family import CHATML, Chat, Family, Geometry, Marks
 from pixelis.families.quick_imports import quick_imports
-from pixelis.families.qwen import head_width, tiny_text
+from pixelis.families.qwen import head_width, tiny_text, tiny_tower
 
 if TYPE_CHECKING:
     import numpy as np
-    from jaxtyping import Float, Int, UInt8
+    from jaxtyping import Float, UInt8
     from torch import Tensor
 
     from pixelis.families.family import ModelSpec
@@ -113,25 +113,6 @@ class InternVL(Family):
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (spec.image_mean, spec.image_std))
         return (torch.cat(tiles).float() / 255 - mean) / std
 
-    def hidden_states(
-        self,
-        model: Any,
-        spec: ModelSpec,
-        tokens: Int[Tensor, "rows length"],
-        positions: Int[Tensor, "axes rows length"],
-        features: Features | None,
-        **attention: Any,
-    ) -> Float[Tensor, "rows length hidden"]:
-        language_model = self.language(model)
-        # Flash attention derives the samples from the restarting positions and takes no such argument
-        if "flash" in language_model.config._attn_implementation:
-            attention.pop("segments", None)
-        embeds = self.embed(model, spec, tokens, features)
-        states: Tensor = language_model(
-            inputs_embeds=embeds, position_ids=positions[-1], **attention
-        ).last_hidden_state
-        return states
-
     def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
         from transformers import InternVLConfig
 
@@ -144,19 +125,10 @@ class InternVL(Family):
         tokenizer.add_special_tokens({"additional_special_tokens": list(marks.values())})
         tile = self.tile if size["patch"] == self.patch else 8 * size["patch"]
         tokenizer.init_kwargs |= marks  # by these names the model's processor knows them
-        vision = {
-            "hidden_size": size["vision_hidden"],
-            "num_hidden_layers": size["vision_layers"],
-            "num_attention_heads": size["vision_heads"],
-            "intermediate_size": size["vision_feedforward"],
-            "patch_size": size["patch"],
-            "image_size": tile,
-            "initializer_range": 0.06,
-        }
         text = tiny_text(tokenizer, size) | {"model_type": "qwen3", "head_dim": head_width(size)}
         return self.model_class(), InternVLConfig(
             text_config=text,
-            vision_config=vision,
+            vision_config=tiny_tower(size) | {"image_size": tile},
             tie_word_embeddings=False,
             image_token_id=tokenizer.convert_tokens_to_ids(self.marks.image),
             image_seq_length=(tile // size["patch"] // self.merge) ** 2,

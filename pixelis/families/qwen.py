@@ -51,18 +51,11 @@ class Qwen(Family):
         features: Features | None,
         **attention: Any,
     ) -> Float[Tensor, "rows length hidden"]:
-        language_model = self.language(model)
-        # Flash attention derives the samples from the restarting positions and takes no such argument
-        if "flash" in language_model.config._attn_implementation:
-            attention.pop("segments", None)
-        embeds = self.embed(model, spec, tokens, features)
         if features is not None and features.deepstack:
             attention["visual_pos_masks"] = tokens == spec.image_token
             attention["deepstack_visual_embeds"] = features.deepstack
-        states: Tensor = language_model(
-            inputs_embeds=embeds, position_ids=positions, **attention
-        ).last_hidden_state
-        return states
+        attention["position_ids"] = positions
+        return super().hidden_states(model, spec, tokens, positions, features, **attention)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +84,12 @@ class QwenVL(Qwen):
         """Views of equal size share a pass of the vision tower."""
         from torch import Tensor
 
-        from pixelis.families.features import Features
+        from pixelis.families.features import Features, by_size
         from pixelis.families.vision import patchify
 
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for i, view in enumerate(views):
-            groups.setdefault(() if one_pass else view.shape[:2], []).append(i)
-        features: dict[int, Features] = {}
         parameter = next(model.model.visual.parameters())
-        for members in groups.values():
-            group = [views[i] for i in members]
+
+        def encode(group: Sequence[UInt8[np.ndarray, "h w 3"]]) -> list[Features]:
             pixels, grid = patchify(
                 group,
                 spec.patch,
@@ -115,9 +104,10 @@ class QwenVL(Qwen):
             # Transformers 5.17 divides only the output of the last layer
             if layers and isinstance(layers[0], Tensor):
                 layers = [layer.split([len(output) for output in result.pooler_output]) for layer in layers]
-            for position, i in enumerate(members):
-                features[i] = Features(result.pooler_output[position], [layer[position] for layer in layers])
-        return [features[i] for i in range(len(views))]
+            outputs = enumerate(result.pooler_output)
+            return [Features(embeds, [layer[i] for layer in layers]) for i, embeds in outputs]
+
+        return by_size(encode, views, one_pass)
 
     def vllm_files(self, spec: ModelSpec, max_pixels: int) -> Mapping[str, Any] | None:
         if self.vllm_processors is None:
@@ -169,6 +159,18 @@ def tiny_text(tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
         # With tied embeddings vLLM's CPU build would keep a stale copy of lm_head after a weight update.
         "tie_word_embeddings": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+    }
+
+
+def tiny_tower(size: Mapping[str, int]) -> dict[str, Any]:
+    """The vision tower's part of a small configuration, by the names of models that are not Qwen's."""
+    return {
+        "hidden_size": size["vision_hidden"],
+        "intermediate_size": size["vision_feedforward"],
+        "num_hidden_layers": size["vision_layers"],
+        "num_attention_heads": size["vision_heads"],
+        "patch_size": size["patch"],
+        "initializer_range": 0.06,
     }
 
 
