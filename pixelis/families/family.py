@@ -94,6 +94,10 @@ class Family:
     key_mapping: Mapping[str, str] = field(default_factory=dict)
     """Patterns of names in checkpoints -> names in the model, for `from_pretrained`."""
 
+    def of_folder(self, folder: Path) -> Family:
+        """The family with what it needs of a model's folder."""
+        return self
+
     def model_class(self) -> Any:
         """The class of transformers, or ours with its interface."""
         raise NotImplementedError
@@ -114,6 +118,11 @@ class Family:
     def chat(self, tokenizer: Any) -> Chat:
         """The chat format of a model."""
         return CHATML
+
+    def token_grid(self, geometry: Geometry, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of a view's image tokens, without those of a thumbnail. BadInput as `Geometry.grid`."""
+        _, rows, columns = geometry.grid(height, width)
+        return rows // geometry.merge, columns // geometry.merge
 
     def image_tokens(self, geometry: Geometry, height: int, width: int) -> int:
         """Image tokens of a view of this size in pixels. Raises BadInput for a size that views cannot have."""
@@ -244,8 +253,7 @@ class Geometry:
 
     def token_grid(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of a view's image tokens, without those of a thumbnail."""
-        _, rows, columns = self.grid(height, width)
-        return rows // self.merge, columns // self.merge
+        return self.family.token_grid(self, height, width)
 
     def image_tokens(self, height: int, width: int) -> int:
         """Image tokens of a view of this size in pixels."""

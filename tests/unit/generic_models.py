@@ -1,0 +1,143 @@
+"""Tiny random models of transformers' own classes, without a family of their own, shared by the tests of `generic`.
+
+Original are the classes of model, configuration, processor and image processor, and the chat templates. Sizes,
+weights and the words of the tokenizer are not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import AddedToken
+
+from pixelis.nano.tokenizer import build_tokenizer
+
+SMOLVLM_TEMPLATE = (
+    "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
+    "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% elif line['type'] == 'video' %}{{ '<video>' }}{% endif %}"
+    "{% endfor %}<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+"""`DEFAULT_CHAT_TEMPLATE` of transformers/models/smolvlm/processing_smolvlm.py (huggingface/transformers)."""
+LLAVA_TEMPLATE = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n'}}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'video') %}{{ '<video>\n' }}{% endfor %}"
+    "{% if message['role'] != 'assistant' %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] }}{% endfor %}"
+    "{% else %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{% generation %}{{ content['text'] }}{% endgeneration %}{% endfor %}{% endif %}{{'<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""`chat_template` of convert_llava_onevision_weights_to_hf.py (huggingface/transformers)."""
+TILE, PATCH = 32, 8
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.06,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": TILE,
+    "patch_size": PATCH,
+}
+
+
+def tokenizer_with(*marks: str) -> transformers.PreTrainedTokenizerFast:
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(
+        [AddedToken(mark, normalized=False, special=True) for mark in marks], special_tokens=True
+    )
+    return tokenizer
+
+
+def _idefics3(kind: str, prefix: str) -> tuple[Any, ...]:
+    """Tiles with row and column tokens and a small global view, pixel shuffle, Llama."""
+    rows = (f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5))
+    marks = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *rows)
+    tokenizer = tokenizer_with(*marks)
+    tokenizer.bos_token = "<|im_start|>"
+    tokenizer.eos_token = "<end_of_utterance>"
+    text = TEXT | {
+        "model_type": "llama",
+        "vocab_size": len(tokenizer),
+        "pad_token_id": 0,
+        "eos_token_id": None,
+    }
+    config = getattr(transformers, f"{prefix}Config")(
+        text_config=text,
+        vision_config=VISION | {"model_type": f"{kind}_vision" if kind == "smolvlm" else kind},
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        scale_factor=2,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+    )
+    images = getattr(transformers, f"{prefix}ImageProcessorPil")(
+        size={"longest_edge": 2 * TILE}, max_image_size={"longest_edge": TILE}
+    )
+    settings = {"image_seq_len": (TILE // PATCH // 2) ** 2}
+    return config, tokenizer, images, SMOLVLM_TEMPLATE, settings
+
+
+def _llava_onevision() -> tuple[Any, ...]:
+    """Tiles of the best resolution with line breaks as a learnt vector, Qwen2."""
+    tokenizer = tokenizer_with("<image>", "<video>")
+    image, video = tokenizer.convert_tokens_to_ids(["<image>", "<video>"])
+    pinpoints = [[TILE, 2 * TILE], [2 * TILE, TILE], [2 * TILE, 2 * TILE]]
+    config = transformers.LlavaOnevisionConfig(
+        text_config=TEXT | {"model_type": "qwen2", "vocab_size": len(tokenizer), "pad_token_id": 0},
+        vision_config=VISION | {"model_type": "siglip_vision_model", "vision_use_head": False},
+        image_token_index=image,
+        video_token_index=video,
+        image_grid_pinpoints=pinpoints,
+        tie_word_embeddings=False,
+    )
+    images = transformers.LlavaOnevisionImageProcessorPil(
+        size={"height": TILE, "width": TILE}, image_grid_pinpoints=pinpoints
+    )
+    settings = {"num_image_tokens": (TILE // PATCH) ** 2, "vision_feature_select_strategy": "full"}
+    return config, tokenizer, images, LLAVA_TEMPLATE, settings
+
+
+MODELS = {
+    "smolvlm": functools.partial(_idefics3, "smolvlm", "SmolVLM"),
+    "idefics3": functools.partial(_idefics3, "idefics3", "Idefics3"),
+    "llava_onevision": _llava_onevision,
+}
+
+
+@functools.cache
+def folder(kind: str) -> Path:
+    """A model folder on disk, with the layout of `save_pretrained`."""
+    root = Path(tempfile.mkdtemp(prefix=f"pixelis-{kind}-"))
+    atexit.register(shutil.rmtree, root, True)
+    config, tokenizer, images, template, settings = MODELS[kind]()
+    torch.manual_seed(5)
+    model = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]._from_config(config)
+    model.save_pretrained(root)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(root)
+    images.save_pretrained(root)
+    name = f"{type(config).__name__.removesuffix('Config')}Processor"
+    (root / "processor_config.json").write_text(json.dumps({"processor_class": name, **settings}))
+    return root
