@@ -57,7 +57,7 @@ class Generic(Family):
             vocab=config.get_text_config().vocab_size,
             patch=patch if isinstance(patch, int) else self.patch,
             # Idefics' and LFM2's name
-            merge=getattr(config, "scale_factor", None) or getattr(config, "downsample_factor", 1),
+            merge=int(getattr(config, "scale_factor", getattr(config, "downsample_factor", 1))),
             image_token=image,
             video_token=video,
             marks=Marks(tokenizer.pad_token, image_mark, image_mark, image_mark, video_mark),
@@ -326,7 +326,9 @@ def _processor(folder: str) -> Any:
         kind = kind or transformers.PROCESSOR_MAPPING[type(_config(folder))]
         settings, _ = kind.get_processor_dict(folder, local_files_only=True)
         parts = {"image_processor": image_processor, "tokenizer": tokenizer}
-        without_video = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})
+        without_video: Any = type(
+            kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None}
+        )
         processor = without_video.from_args_and_dict(
             [parts.get(name) for name in kind.get_attributes()], settings
         )

@@ -119,19 +119,49 @@ def _llava_onevision() -> tuple[Any, ...]:
     return config, tokenizer, images, LLAVA_TEMPLATE, settings
 
 
+def _llava(**text: object) -> tuple[Any, ...]:
+    """A fixed number of tokens an image, and a language model of choice."""
+    tokenizer = tokenizer_with("<image>")
+    config = transformers.LlavaConfig(
+        text_config=TEXT | {"vocab_size": len(tokenizer), "pad_token_id": 0} | text,
+        vision_config=VISION | {"model_type": "clip_vision_model", "projection_dim": 32},
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        tie_word_embeddings=False,
+    )
+    images = transformers.CLIPImageProcessorPil(
+        size={"shortest_edge": TILE}, crop_size={"height": TILE, "width": TILE}
+    )
+    settings = {
+        "patch_size": PATCH,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+    }
+    return config, tokenizer, images, LLAVA_TEMPLATE, settings
+
+
+_WINDOW = {"sliding_window": 7}
 MODELS = {
     "smolvlm": functools.partial(_idefics3, "smolvlm", "SmolVLM"),
     "idefics3": functools.partial(_idefics3, "idefics3", "Idefics3"),
     "llava_onevision": _llava_onevision,
+    "llava_windows": functools.partial(_llava, model_type="mistral", **_WINDOW),
+    "llava_some_windows": functools.partial(
+        _llava, model_type="qwen2", use_sliding_window=True, max_window_layers=1, **_WINDOW
+    ),
 }
+CONVOLUTIONS = functools.partial(_llava, model_type="lfm2", layer_types=["conv", "full_attention"])
+"""LLaVA with a language model whose cache is more than keys and values."""
 
 
 @functools.cache
 def folder(kind: str) -> Path:
     """A model folder on disk, with the layout of `save_pretrained`."""
-    root = Path(tempfile.mkdtemp(prefix=f"pixelis-{kind}-"))
+    return save(*MODELS[kind]())
+
+
+def save(config: Any, tokenizer: Any, images: Any, template: str, settings: dict[str, Any]) -> Path:
+    root = Path(tempfile.mkdtemp(prefix=f"pixelis-{config.model_type}-"))
     atexit.register(shutil.rmtree, root, True)
-    config, tokenizer, images, template, settings = MODELS[kind]()
     torch.manual_seed(5)
     model = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]._from_config(config)
     model.save_pretrained(root)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from generic_models import MODELS, folder
+from generic_models import CONVOLUTIONS, MODELS, folder, save
+from peft import PeftModel
 from PIL import Image
 
 from pixelis import config
@@ -26,15 +25,15 @@ from pixelis.families.features import concatenate
 from pixelis.families.generic import _placeholder, _processor
 from pixelis.families.spec import load_spec, load_tokenizer
 from pixelis.operations import select
-from pixelis.policy.adapters import Adapter, load_adapter
+from pixelis.policy.adapters import Adapter, is_vision, load_adapter
 from pixelis.policy.export import write_merged_model, write_peft
 from pixelis.policy.log_probs import banned_mask, token_log_probs
-from pixelis.policy.lora import add_lora, adapted_layers
+from pixelis.policy.lora import adapted_layers, add_lora, lora_parameters
 from pixelis.policy.model import load_model
 from pixelis.policy.model_path import fingerprint
 from pixelis.policy.packing import collate
 from pixelis.policy.samples import TrainSample
-from pixelis.records import Question
+from pixelis.records import Exchange, Question
 
 KINDS = [
     pytest.param(
@@ -115,7 +114,7 @@ def test_the_learner_computes_what_transformers_does(kind: str, caplog: pytest.L
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_engine_generates_what_the_learner_scores(kind: str):
-    model, tokenizer, spec = load_model(policy(kind), "cpu")
+    model, _, spec = load_model(policy(kind), "cpu")
     pieces = [token for token in range(300, 330) if token not in spec.banned]
     pictures = views(4, (40, 96), (30, 60))
     seen = [spec.family.image_ids(spec, *view.shape[:2]) for view in pictures]
@@ -150,3 +149,101 @@ def test_the_engine_generates_what_the_learner_scores(kind: str):
     expected = torch.cat([torch.from_numpy(s.log_probs[s.mask]) for s in samples])
     assert not set(np.concatenate([s.tokens[s.mask] for s in samples]).tolist()) & set(spec.banned)
     assert (scored - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_are_those_of_the_chat_template(kind: str):
+    spec, tokenizer = load_spec(folder(kind)), load_tokenizer(folder(kind))
+    renderer = Renderer(tokenizer, spec, DialogueConfig(system="none"), select(["zoom_in"]))
+    history = [Exchange(question="How many?", answer="Two.")]
+    question = Question(id="q", question="Which colour?", history=history)
+    rendered = [token for turn in renderer.prompt(question, []) for token in turn.tokens]
+    said = [("user", "How many?"), ("assistant", "Two."), ("user", "Which colour?")]
+    messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in said]
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    # SmolVLM's template writes a space before earlier answers that its generation prompt lacks
+    apart = tokenizer.decode(expected).replace("Assistant: ", "Assistant:")
+    assert tokenizer.decode(rendered).replace("<answer>", "").replace("</answer>", "") == apart
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_is_trained_exported_and_read(kind: str, tmp_path: Path):
+    lora = config.LoraConfig(rank=4, alpha=8, vision_tower=True)
+    model, _, spec = load_model(policy(kind), "cpu")
+    expected = adapted_layers(model, lora.targets, True)
+    assert any("q_proj" in name for name in expected)
+    assert any(map(is_vision, expected))
+    samples = [sample(spec, 5, (40, 96), (64, 64)), sample(spec, 6)]
+    add_lora(model, lora)
+    for name, parameter in model.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(len(name)))
+    trained = scores(model, spec, samples)
+    trained.sum().backward()
+    # The last layer of a vision tower is not always read
+    lacking = {
+        n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())
+    }
+    assert all(is_vision(name) and "layers.1" in name for name in lacking)
+    tensors = {name: p.detach().numpy() for name, p in lora_parameters(model).items()}
+    adapter = Adapter(tensors, lora.alpha, lora.rank, fingerprint(folder(kind)))
+
+    merged = write_merged_model(adapter, folder(kind), tmp_path / "merged")
+    stock = transformers.AutoModelForImageTextToText.from_pretrained(merged, dtype=torch.float32)
+    with torch.no_grad():
+        again = torch.cat([own_scores(stock, kind, spec, s) for s in samples])
+    assert (again - trained.detach()).abs().max() < 1e-4
+
+    read = load_adapter(write_peft(adapter, tmp_path / "peft"))
+    assert read.tensors.keys() == adapter.tensors.keys()
+    plain = transformers.AutoModelForImageTextToText.from_pretrained(folder(kind), dtype=torch.float32)
+    peft = PeftModel.from_pretrained(plain, tmp_path / "peft")
+    with torch.no_grad():
+        again = torch.cat([own_scores(peft, kind, spec, s) for s in samples])
+    assert (again - trained.detach()).abs().max() < 1e-4
+
+
+def test_what_neither_way_serves_is_refused():
+    """Layers without keys and values train, but the embedded engine cannot continue their cache."""
+    root = save(*CONVOLUTIONS())
+    settings = config.PolicyConfig(model=str(root), dtype="float32")
+    model, _, spec = load_model(settings, "cpu")
+    samples = [sample(spec, 7, (40, 96)), sample(spec, 8)]
+    with torch.no_grad():
+        together = scores(model, spec, samples)
+        alone = torch.cat([scores(model, spec, [s]) for s in samples])
+    assert (together - alone).abs().max() < 1e-5
+    with pytest.raises(BadConfig, match="layers of type conv"):
+        HfEngine(root, settings, config.EngineConfig())
+
+
+def test_a_forward_pass_with_more_parts_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """LLaVA with a cap on its logits stands for all models whose own forward does more than the learner's."""
+    kind = type(load_model(policy("llava_onevision"), "cpu")[0])
+    forward = kind.forward
+
+    def capped(self, *arguments, **inputs):
+        output = forward(self, *arguments, **inputs)
+        output.logits = 0.5 * torch.tanh(output.logits / 0.5)
+        return output
+
+    monkeypatch.setattr(kind, "forward", capped)
+    with pytest.raises(BadConfig, match="off by"):
+        load_model(policy("llava_onevision"), "cpu")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.content[0].text }}{% endfor %}",
+        "{% for m in messages %}{{ m.role + ': ' + m.content[0].text + ' ' }}{% endfor %}",
+        "{{ raise_exception('no system role') }}",
+    ],
+)
+def test_a_template_without_turns_is_refused(template: str):
+    tokenizer = load_tokenizer(folder("llava_onevision"))
+    tokenizer.chat_template = template
+    with pytest.raises(BadInput, match="chat template") as caught:
+        load_spec(folder("llava_onevision"), tokenizer)
+    assert caught.value.code == "bad_template"
+    assert "docs/families.md" in str(caught.value.fix)
