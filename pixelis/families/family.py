@@ -185,7 +185,7 @@ class Family:
         self, model: Any, spec: ModelSpec, tokens: Int[Tensor, "rows length"], features: Features | None
     ) -> Float[Tensor, "rows length hidden"]:
         """Embeddings of tokens, those of image tokens replaced by `features`. ValueError if they differ in number."""
-        embeds: Tensor = self.language(model).embed_tokens(tokens)
+        embeds: Tensor = self.language(model).get_input_embeddings()(tokens)
         if features is None:
             return embeds
         is_image = tokens == spec.image_token

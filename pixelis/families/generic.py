@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pixelis.errors import BadConfig, BadInput, MissingDependency, MissingFile
-from pixelis.families.family import Chat, Family, Marks, ModelSpec
+from pixelis.families.family import Chat, Family, Geometry, Marks, ModelSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,19 +111,23 @@ class Generic(Family):
     def language(self, model: Any) -> Any:
         return model.get_decoder()
 
+    def geometry(self, vision: Mapping[str, Any]) -> Geometry:
+        return Geometry(self, self.patch, self.merge, temporal=1, multiple=1)
+
     def chat(self, tokenizer: Any) -> Chat:
         tokenizer.chat_template = tokenizer.chat_template or _processor(self.folder).chat_template
         if tokenizer.chat_template is None:
             raise MissingFile(
                 f"no chat template in {self.folder}", fix="copy chat_template.jinja of the model there"
             )
-        return cut_template(functools.partial(_render, tokenizer), tokenizer)
+        chat = cut_template(functools.partial(_render, tokenizer), tokenizer)
+        return chat._replace(after_image=_placeholder(self.folder)[1])
 
-    def token_grid(self, spec: ModelSpec, height: int, width: int) -> tuple[int, int]:
-        return 1, self.image_tokens(spec, height, width)
+    def token_grid(self, geometry: Geometry, height: int, width: int) -> tuple[int, int]:
+        return 1, self.image_tokens(geometry, height, width)
 
-    def image_tokens(self, spec: ModelSpec, height: int, width: int) -> int:
-        return self.image_ids(spec, height, width).count(self.image_token)
+    def image_tokens(self, geometry: Geometry, height: int, width: int) -> int:
+        return _expansion(self.folder, height, width).count(self.image_token)
 
     def image_ids(self, spec: ModelSpec, height: int, width: int) -> list[int]:
         return list(_expansion(self.folder, height, width))
@@ -192,10 +196,7 @@ class Generic(Family):
         from pixelis.families.padded import by_bucket
 
         language = self.language(model)
-        embeds = model.get_input_embeddings()(tokens)
-        if features is not None:
-            is_image = (tokens == self.image_token).unsqueeze(-1)
-            embeds = embeds.masked_scatter(is_image, features.embeds.to(embeds.dtype))
+        embeds = self.embed(model, spec, tokens, features)
 
         def forward(bucket: Tensor) -> Tensor:
             index = torch.arange(bucket.shape[1], device=bucket.device)[None]
@@ -219,11 +220,11 @@ class Generic(Family):
 
     def vllm_image(self, spec: ModelSpec) -> list[int]:
         return list(
-            _processor(self.folder).tokenizer.encode(_placeholder(self.folder), add_special_tokens=False)
+            _processor(self.folder).tokenizer.encode(_placeholder(self.folder)[0], add_special_tokens=False)
         )
 
 
-FAMILY = Generic(vocab=0, multiple=1)
+FAMILY = Generic(vocab=0)
 
 
 def cut_template(render: Callable[[Turns, bool], str], tokenizer: Any) -> Chat:
@@ -288,12 +289,13 @@ def _render(tokenizer: Any, turns: Turns, assistant_next: bool) -> str:
 
 
 @functools.cache
-def _placeholder(folder: str) -> str:
-    """What the chat template writes for an image between two texts."""
+def _placeholder(folder: str) -> tuple[str, str]:
+    """What the chat template writes for an image between two texts, and white space behind it."""
     tokenizer = _processor(folder).tokenizer
     plain, shown = (_render(tokenizer, [("user", "@1@", *image, "@2@")], False) for image in ((), ("",)))
     start = len(_common(plain, shown))
-    return shown[start : start + len(shown) - len(plain)]
+    written = shown[start : start + len(shown) - len(plain)]
+    return written.rstrip(), written[len(written.rstrip()) :]
 
 
 @functools.cache
@@ -352,7 +354,7 @@ def _process(folder: str, views: Sequence[UInt8[np.ndarray, "h w 3"]], text: str
 
     return _processor(folder)(
         images=[[Image.fromarray(view)] for view in views],
-        text=[_placeholder(folder) + text] * len(views),
+        text=[_placeholder(folder)[0] + text] * len(views),
         add_special_tokens=False,
         padding=True,
         return_tensors="pt",

@@ -80,7 +80,7 @@ def own_scores(model: torch.nn.Module, kind: str, spec: ModelSpec, s: TrainSampl
     inputs = {}
     if s.views:
         images = [[Image.fromarray(view)] for view in s.views]
-        text = [_placeholder(str(folder(kind)))] * len(images)
+        text = [_placeholder(str(folder(kind)))[0]] * len(images)
         inputs = dict(
             _processor(str(folder(kind)))(images=images, text=text, padding=True, return_tensors="pt")
         )
