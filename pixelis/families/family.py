@@ -85,6 +85,8 @@ class Family:
     marks: Marks = QWEN_MARKS
     reads_images: bool = True
     """False for models of text alone: questions with pictures are refused."""
+    note: str = ""
+    """What a user should know of every model of the family."""
     language_model: str = "model.language_model"
     """Path of the language model in the model. All else but `lm_head` counts as the vision tower."""
     stacked: Mapping[str, int] = field(default_factory=dict)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 CACHED_LAYERS = {"full_attention", "sliding_attention"}
 """Layers whose cache is keys and values."""
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 EXPANSIONS = 4096
 """Sizes of views whose tokens are kept."""
 OWN_FAMILY = "write a family of your own (docs/families.md)"
@@ -69,13 +70,8 @@ class Generic(Family):
         return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(_config(self.folder))]
 
     def prepare(self, model: Any) -> None:
-        """Say what is slower, and check the forward pass."""
-        log.warning(
-            "%s is of type %s, which has no family of its own: samples are padded instead of packed, and do not "
-            "share prompts",
-            self.folder,
-            model.config.model_type,
-        )
+        """Log the note, and check the forward pass."""
+        log.warning("models of type %s have %s", model.config.model_type, self.note)
         # ZeRO-3 gathers the weights only later
         if not hasattr(next(model.parameters()), "ds_id"):
             self._check(model)
@@ -218,13 +214,20 @@ class Generic(Family):
         ).last_hidden_state
         return states
 
+    def vllm_files(self, spec: ModelSpec, max_pixels: int) -> Mapping[str, Any]:
+        """The model's own: vLLM processes views as the learner does, and compares each prompt with its tokens."""
+        paths = (Path(self.folder, name) for name in PROCESSOR_FILES)
+        return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()}
+
     def vllm_image(self, spec: ModelSpec) -> list[int]:
         return list(
             _processor(self.folder).tokenizer.encode(_placeholder(self.folder)[0], add_special_tokens=False)
         )
 
 
-FAMILY = Generic(vocab=0)
+FAMILY = Generic(
+    vocab=0, note="no family of their own: samples are padded instead of packed, and do not share prompts"
+)
 
 
 def cut_template(render: Callable[[Turns, bool], str], tokenizer: Any) -> Chat:
@@ -319,7 +322,7 @@ def _processor(folder: str) -> Any:
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     names = (
         json.loads(path.read_text(encoding="utf-8")).get("processor_class")
-        for file in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+        for file in (*PROCESSOR_FILES, "tokenizer_config.json")
         if (path := Path(folder, file)).is_file()
     )
     try:
