@@ -86,7 +86,7 @@ class Family:
     reads_images: bool = True
     """False for models of text alone: questions with pictures are refused."""
     note: str = ""
-    """What a user should know of every model of the family."""
+    """What models of the family do that a user should know."""
     language_model: str = "model.language_model"
     """Path of the language model in the model. All else but `lm_head` counts as the vision tower."""
     stacked: Mapping[str, int] = field(default_factory=dict)

@@ -71,7 +71,7 @@ class Generic(Family):
 
     def prepare(self, model: Any) -> None:
         """Log the note, and check the forward pass."""
-        log.warning("models of type %s have %s", model.config.model_type, self.note)
+        log.warning("models of type %s %s", model.config.model_type, self.note)
         # ZeRO-3 gathers the weights only later
         if not hasattr(next(model.parameters()), "ds_id"):
             self._check(model)
@@ -226,7 +226,7 @@ class Generic(Family):
 
 
 FAMILY = Generic(
-    vocab=0, note="no family of their own: samples are padded instead of packed, and do not share prompts"
+    vocab=0, note="run as generic: samples are padded instead of packed, and do not share prompts"
 )
 
 
@@ -340,7 +340,7 @@ def _processor(folder: str) -> Any:
     except ImportError as error:
         raise MissingDependency(
             f"the processor of {folder} needs a package: {str(error).strip()}",
-            fix="pip install 'pixelis[generic]'",
+            fix="pip install 'pixelis[generic]', or torchvision in the same build (CPU or CUDA) as torch",
         ) from error
     except (OSError, ValueError, KeyError) as error:
         raise MissingFile(

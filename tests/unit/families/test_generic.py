@@ -24,6 +24,7 @@ from pixelis.families.family import ModelSpec
 from pixelis.families.features import concatenate
 from pixelis.families.generic import _placeholder, _processor
 from pixelis.families.spec import load_spec, load_tokenizer
+from pixelis.jobs.tiny_model import make
 from pixelis.operations import select
 from pixelis.policy.adapters import Adapter, is_vision, load_adapter
 from pixelis.policy.export import write_merged_model, write_peft
@@ -217,19 +218,23 @@ def test_what_neither_way_serves_is_refused():
         HfEngine(root, settings, config.EngineConfig())
 
 
-def test_a_forward_pass_with_more_parts_is_refused(monkeypatch: pytest.MonkeyPatch):
-    """LLaVA with a cap on its logits stands for all models whose own forward does more than the learner's."""
-    kind = type(load_model(policy("llava_onevision"), "cpu")[0])
-    forward = kind.forward
-
-    def capped(self, *arguments, **inputs):
-        output = forward(self, *arguments, **inputs)
-        output.logits = 0.5 * torch.tanh(output.logits / 0.5)
-        return output
-
-    monkeypatch.setattr(kind, "forward", capped)
+def test_a_forward_pass_with_more_parts_is_refused(tmp_path: Path):
+    """Qwen3-VL places images on three axes, and feeds their features to several layers."""
+    make(tmp_path, "qwen3_vl")
     with pytest.raises(BadConfig, match="off by"):
-        load_model(policy("llava_onevision"), "cpu")
+        load_model(config.PolicyConfig(model=str(tmp_path), family="generic", dtype="float32"), "cpu")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_pass_of_the_vision_tower_gives_the_same_features(kind: str):
+    model, _, spec = load_model(policy(kind), "cpu")
+    pictures = views(9, (40, 96), (64, 64), (1, 1), (7, 90))
+    with torch.no_grad():
+        one, several = (
+            spec.family.encode_views(model, spec, pictures, one_pass) for one_pass in (True, False)
+        )
+    assert [len(f.embeds) for f in one] == [spec.image_tokens(*view.shape[:2]) for view in pictures]
+    assert (concatenate(one).embeds - concatenate(several).embeds).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(
