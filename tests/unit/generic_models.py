@@ -139,11 +139,51 @@ def _llava(**text: object) -> tuple[Any, ...]:
     return config, tokenizer, images, LLAVA_TEMPLATE, settings
 
 
+def _llava_next() -> tuple[Any, ...]:
+    """Tiles of the best resolution, cut to the view, and a small global view."""
+    config, tokenizer, _, template, settings = _llava(model_type="mistral", sliding_window=None)
+    pinpoints = [[TILE, 2 * TILE], [2 * TILE, TILE], [2 * TILE, 2 * TILE]]
+    config = transformers.LlavaNextConfig(
+        text_config=config.text_config,
+        vision_config=config.vision_config,
+        image_token_index=config.image_token_id,
+        image_grid_pinpoints=pinpoints,
+        tie_word_embeddings=False,
+    )
+    images = transformers.LlavaNextImageProcessorPil(
+        size={"shortest_edge": TILE},
+        crop_size={"height": TILE, "width": TILE},
+        image_grid_pinpoints=pinpoints,
+    )
+    return config, tokenizer, images, template, settings
+
+
+def _aya_vision() -> tuple[Any, ...]:
+    """Tiles with marks of plain text between them, pixel shuffle, Cohere's parallel layers."""
+    tokenizer = tokenizer_with("<image>", "<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>")
+    config = transformers.AyaVisionConfig(
+        text_config=TEXT
+        | {"model_type": "cohere2", "vocab_size": len(tokenizer), "pad_token_id": 0, "sliding_window": 8}
+        | {"layer_types": ["sliding_attention", "full_attention"]},
+        vision_config=VISION | {"model_type": "siglip_vision_model", "vision_use_head": False},
+        image_token_index=tokenizer.convert_tokens_to_ids("<|IMG_PATCH|>"),
+        downsample_factor=2,
+        tie_word_embeddings=False,
+    )
+    images = transformers.GotOcr2ImageProcessorPil(
+        size={"height": TILE, "width": TILE}, crop_to_patches=True, max_patches=4
+    )
+    settings = {"patch_size": PATCH, "img_size": TILE, "downsample_factor": 2}
+    return config, tokenizer, images, LLAVA_TEMPLATE, settings
+
+
 _WINDOW = {"sliding_window": 7}
 MODELS = {
     "smolvlm": functools.partial(_idefics3, "smolvlm", "SmolVLM"),
     "idefics3": functools.partial(_idefics3, "idefics3", "Idefics3"),
     "llava_onevision": _llava_onevision,
+    "llava_next": _llava_next,
+    "aya_vision": _aya_vision,
     "llava_windows": functools.partial(_llava, model_type="mistral", **_WINDOW),
     "llava_some_windows": functools.partial(
         _llava, model_type="qwen2", use_sliding_window=True, max_window_layers=1, **_WINDOW

@@ -85,7 +85,7 @@ def own_scores(model: torch.nn.Module, kind: str, spec: ModelSpec, s: TrainSampl
         inputs = dict(
             _processor(str(folder(kind)))(images=images, text=text, padding=True, return_tensors="pt")
         )
-        if inputs["pixel_values"].dim() == 5 and kind != "llava_onevision":  # several images of one sample
+        if kind in ("smolvlm", "idefics3"):  # several images of one sample
             real = [tile for tiles in inputs["pixel_values"] for tile in tiles if tile.abs().sum() > 0]
             inputs["pixel_values"] = torch.stack(real)[None]
         inputs = {name: inputs[name] for name in ("pixel_values", "image_sizes") if name in inputs}
