@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Generic(Family):
-    """folder: the model's, of which `of_folder` reads what is not in the processor."""
+    """Facts of a model are read by `of_folder`. folder: the model's."""
 
     folder: str = field(default="", compare=False)
 
@@ -81,22 +81,29 @@ class Generic(Family):
         import numpy as np
         import torch
 
+        from pixelis.families import GENERIC
         from pixelis.families.attention import Segments
         from pixelis.families.features import concatenate
         from pixelis.families.spec import load_spec
 
-        spec = load_spec(self.folder, family=model.config.model_type)
+        spec = load_spec(self.folder, family=GENERIC)
         view = np.random.default_rng(0).integers(0, 256, (96, 160, 3), dtype=np.uint8)
         inputs = _process(self.folder, [view], "Describe it.").to(model.device, model.dtype)
         tokens = inputs["input_ids"]
         row = torch.arange(tokens.shape[1], device=model.device)
-        with torch.no_grad():
-            expected = model(**inputs).logits.float()
-            features = concatenate(self.encode_views(model, spec, [view]))
-            states = self.hidden_states(
-                model, spec, tokens, row[None, None], features, segments=Segments([row[None]], row)
-            )
-            error = (model.lm_head(states).float() - expected).norm() / expected.norm()
+        try:
+            with torch.no_grad():
+                expected = model(**inputs).logits.float()
+                features = concatenate(self.encode_views(model, spec, [view]))
+                states = self.hidden_states(
+                    model, spec, tokens, row[None, None], features, segments=Segments([row[None]], row)
+                )
+                error = (model.lm_head(states).float() - expected).norm() / expected.norm()
+        except (AttributeError, TypeError) as cause:
+            raise BadConfig(
+                f"models of type {model.config.model_type} have other parts than most: {cause}",
+                fix=OWN_FAMILY,
+            ) from cause
         if not error < torch.finfo(model.dtype).eps ** 0.5:
             raise BadConfig(
                 f"models of type {model.config.model_type} compute more than embeddings, decoder and LM head: "
@@ -154,29 +161,21 @@ class Generic(Family):
         views: Sequence[UInt8[np.ndarray, "h w 3"]],
         one_pass: bool = False,
     ) -> list[Features]:
-        """Views of equal size share a pass of the vision tower."""
+        """All in one pass: processors pad views of few tiles, and models drop the padding."""
         import torch
 
         from pixelis.families.features import Features
 
         accepted = inspect.signature(model.model.get_image_features).parameters
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for i, view in enumerate(views):
-            groups.setdefault(() if one_pass else view.shape[:2], []).append(i)
-        features: dict[int, Features] = {}
-        for members in groups.values():
-            group = [views[i] for i in members]
-            inputs = _process(self.folder, group).to(model.device, model.dtype)
-            result = model.model.get_image_features(
-                **{name: value for name, value in inputs.items() if name in accepted}, return_dict=True
-            ).pooler_output
-            rows = result if isinstance(result, torch.Tensor) else torch.cat(tuple(result))
-            rows = rows.reshape(-1, rows.shape[-1])
-            sizes = [self.image_tokens(spec, *view.shape[:2]) for view in group]
-            if len(rows) != sum(sizes):
-                raise BadInput(f"{len(rows)} features for {sum(sizes)} image tokens", fix=OWN_FAMILY)
-            features |= {i: Features(part, []) for i, part in zip(members, rows.split(sizes), strict=True)}
-        return [features[i] for i in range(len(views))]
+        inputs = _process(self.folder, views).to(model.device, model.dtype)
+        parts = {name: value for name, value in inputs.items() if name in accepted}
+        result = model.model.get_image_features(**parts, return_dict=True).pooler_output
+        rows = result if isinstance(result, torch.Tensor) else torch.cat(tuple(result))
+        rows = rows.reshape(-1, rows.shape[-1])
+        sizes = [self.image_tokens(spec, *view.shape[:2]) for view in views]
+        if len(rows) != sum(sizes):
+            raise BadInput(f"{len(rows)} features for {sum(sizes)} image tokens", fix=OWN_FAMILY)
+        return [Features(part, []) for part in rows.split(sizes)]
 
     def hidden_states(
         self,
@@ -305,7 +304,10 @@ def _placeholder(folder: str) -> tuple[str, str]:
 def _config(folder: str) -> Any:
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(folder, local_files_only=True)
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except ValueError as error:
+        raise BadConfig(f"transformers has no model for {folder}: {error}", fix=OWN_FAMILY) from error
 
 
 @functools.cache
@@ -342,9 +344,9 @@ def _processor(folder: str) -> Any:
             f"the processor of {folder} needs a package: {str(error).strip()}",
             fix="pip install 'pixelis[generic]', or torchvision in the same build (CPU or CUDA) as torch",
         ) from error
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise MissingFile(
-            f"no processor in {folder}: {error}",
+            f"no complete processor in {folder}: {error}",
             fix="copy preprocessor_config.json and processor_config.json there",
         ) from error
     tokenizer.chat_template = tokenizer.chat_template or processor.chat_template
