@@ -13,6 +13,7 @@ import transformers
 from generic_models import CONVOLUTIONS, MODELS, folder, save
 from peft import PeftModel
 from PIL import Image
+from tiny_trainer import learner_with, trainer
 
 from pixelis import config
 from pixelis.config import DialogueConfig
@@ -202,6 +203,23 @@ def test_an_adapter_is_trained_exported_and_read(kind: str, tmp_path: Path):
     with torch.no_grad():
         again = torch.cat([own_scores(peft, kind, spec, s) for s in samples])
     assert (again - trained.detach()).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_trainer_learns(full: bool):
+    settings = policy("idefics3", full=full, lora=LORA.model_copy(update={"vision_tower": True}))
+    with trainer(policy=settings, learner=learner_with(lr=1e-3)) as learner:
+        samples = [sample(learner.model.spec, 10, (40, 96), (64, 64)), sample(learner.model.spec, 11)]
+        before = learner.model.log_probs(samples)
+        losses = [learner.update(samples, "sft")["policy/loss"] for _ in range(4)]
+        assert losses == sorted(losses, reverse=True)
+        for s, values in zip(samples, before, strict=True):
+            s.log_probs[s.mask] = values
+        metrics = learner.update(samples, "rft")
+        assert metrics["policy/grad_norm"] > 0
+        trained = learner.adapter()
+    with trainer(policy=settings, adapter=trained) as resumed:
+        assert resumed.adapter().sha256() == trained.sha256()
 
 
 def test_what_neither_way_serves_is_refused():
