@@ -124,6 +124,15 @@ class Generic(Family):
                 f"no chat template in {self.folder}", fix="copy chat_template.jinja of the model there"
             )
         chat = cut_template(functools.partial(_render, tokenizer), tokenizer)
+        whole, *parts = (
+            tokenizer.encode(text, add_special_tokens=False) for text in (f"{chat.stop}Two", chat.stop, "Two")
+        )
+        if whole != [*itertools.chain(*parts)]:
+            raise BadInput(
+                "the tokenizer adds a space before each text, so that turns would differ from the chat template's",
+                code="bad_tokenizer",
+                fix=OWN_FAMILY,
+            )
         return chat._replace(after_image=_placeholder(self.folder)[1])
 
     def token_grid(self, geometry: Geometry, height: int, width: int) -> tuple[int, int]:
@@ -238,31 +247,39 @@ def cut_template(render: Callable[[Turns, bool], str], tokenizer: Any) -> Chat:
     system, first, reply, second = turns = [
         (role, f"@{role}{place}@") for place, role in enumerate(("system", "user", "assistant", "user"))
     ]
-    text = render([first], False)
-    opener = render([first], True).removeprefix(text)
+    text, prompt = (render([first], is_next) for is_next in (False, True))
     before, _, user_end = text.partition(first[1])
+    user_end, opener = _divide(user_end + prompt.removeprefix(text), user_end)
     last = render([first, reply], False).partition(reply[1])[2]
     between = render([first, reply, second], False).partition(reply[1])[2].partition(second[1])[0]
     # The final turn may lack the line break behind it
-    end = _common(last, between)
-    user = between.removeprefix(end)
+    end, user = _divide(between, _common(last, between))
     whole = render(turns, True)
     start, _, rest = whole.partition(system[1])
+    system_end, _, rest = rest.partition(first[1])
+    earlier = rest.partition(reply[1])[0].removeprefix(user_end)
     # The template may write a system turn by itself
-    head = before.removesuffix(user)
-    prefix = head if start.startswith(head) else _common(start, tokenizer.bos_token or "")
-    openers = {"system": start.removeprefix(prefix), "user": user, "assistant": opener}
-    closers = {"system": rest.partition(first[1])[0].removesuffix(user), "user": user_end, "assistant": end}
+    head, bos = before.removesuffix(user), tokenizer.bos_token or ""
+    prefix = head if start.startswith(head) else bos if start.startswith(bos) else ""
+    openers = {"system": start.removeprefix(prefix), "user": user, "assistant": earlier}
+    closers = {"system": system_end.removesuffix(user), "user": user_end, "assistant": end}
     stops = [token for token in tokenizer.get_added_vocab() if end.startswith(token)]
     rebuilt = prefix + "".join(openers[role] + said + closers[role] for role, said in turns) + opener
-    if not stops or "".join(rebuilt.split()) != "".join(whole.split()):
+    is_divided = rebuilt == whole and before.endswith(user) and earlier.split() == opener.split()
+    if not stops or not is_divided:
         raise BadInput(
             "the chat template does not write a conversation as turns of system, user and assistant, the last "
             "closed by a special token",
             code="bad_template",
             fix=OWN_FAMILY,
         )
-    return Chat(openers, closers, max(stops, key=len), prefix)
+    return Chat(openers | {"assistant": opener}, closers, max(stops, key=len), prefix)
+
+
+def _divide(marks: str, closer: str) -> tuple[str, str]:
+    """The closer and opener between two turns; white space between them belongs to the closer."""
+    opener = marks.removeprefix(closer).lstrip()
+    return marks.removesuffix(opener), opener
 
 
 def _common(one: str, other: str) -> str:

@@ -254,6 +254,38 @@ def test_views_of_several_sizes_have_the_features_of_each(kind: str):
     assert (concatenate(together).embeds - concatenate(alone).embeds).abs().max() < 1e-5
 
 
+INSTRUCTIONS = (
+    "{{ '<|endoftext|>' }}{% for m in messages %}{% if m.role == 'system' %}"
+    "{{ '<|video_pad|>' + m.content[0].text + '<|image_pad|>' }}{% elif m.role == 'user' %}"
+    "{{ '<|vision_start|>' + m.content[0].text + '<|vision_end|>' }}"
+    "{% else %}{{ m.content[0].text + '<|im_end|>' }}{% endif %}{% endfor %}"
+)
+"""As Mistral's: nothing stands before an answer, and a token before the first turn."""
+DEFAULT_SYSTEM = (
+    "{% for m in messages %}{% if loop.first and m.role != 'system' %}"
+    "{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content[0].text + '<|im_end|>' }}"
+    "{% if not loop.last %}{{ '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\n<|im_start|>assistant\n' }}{% endif %}"
+)
+"""As Qwen's, with a system turn by itself, and no line break behind the last turn."""
+
+
+@pytest.mark.parametrize("template", [INSTRUCTIONS, DEFAULT_SYSTEM])
+def test_other_templates_are_cut(template: str):
+    tokenizer = load_tokenizer(folder("llava_onevision"))
+    tokenizer.chat_template, tokenizer.bos_token = template, "<|endoftext|>"
+    chat = load_spec(folder("llava_onevision"), tokenizer).chat
+    assert chat.stop == "<|im_end|>"
+    said = [("system", "Obey."), ("user", "How many?"), ("assistant", "Two."), ("user", "Which?")]
+    messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in said]
+    for place in (0, 1):  # without a system turn, the template may write its own
+        expected = tokenizer.apply_chat_template(messages[place:], tokenize=False, add_generation_prompt=True)
+        text = "".join(chat.openers[role] + content + chat.closers[role] for role, content in said[place:])
+        own = "<|im_start|>system\nBe brief.<|im_end|>\n" if place and template == DEFAULT_SYSTEM else ""
+        assert chat.prefix + own + text + chat.openers["assistant"] == expected
+
+
 @pytest.mark.parametrize(
     "template",
     [
