@@ -6,6 +6,7 @@ weights and the words of the tokenizer are not.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import functools
 import json
@@ -14,11 +15,24 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from tokenizers import AddedToken
 
+from pixelis.config import LoraConfig, PolicyConfig
+from pixelis.dialogue.session import SamplingParams
+from pixelis.engines import Engine
+from pixelis.families.family import ModelSpec
+from pixelis.families.features import concatenate
 from pixelis.nano.tokenizer import build_tokenizer
+from pixelis.policy.adapters import Adapter
+from pixelis.policy.log_probs import banned_mask, token_log_probs
+from pixelis.policy.lora import BaseWeights, adapted_layers, merge_into
+from pixelis.policy.model import load_model
+from pixelis.policy.model_path import fingerprint
+from pixelis.policy.packing import collate
+from pixelis.policy.samples import TrainSample
 
 SMOLVLM_TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
@@ -40,6 +54,7 @@ LLAVA_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 """`chat_template` of convert_llava_onevision_weights_to_hf.py (huggingface/transformers)."""
+LORA = LoraConfig(rank=4, alpha=8)
 TILE, PATCH = 32, 8
 TEXT = {
     "hidden_size": 64,
@@ -211,3 +226,72 @@ def save(config: Any, tokenizer: Any, images: Any, template: str, settings: dict
     name = f"{type(config).__name__.removesuffix('Config')}Processor"
     (root / "processor_config.json").write_text(json.dumps({"processor_class": name, **settings}))
     return root
+
+
+def policy(kind: str, **values: object) -> PolicyConfig:
+    return PolicyConfig(**{"model": str(folder(kind)), "lora": LORA, "dtype": "float32", **values})
+
+
+def views(seed: int, *sizes: tuple[int, int]) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 255, (*size, 3), dtype=np.uint8) for size in sizes]
+
+
+def scores(model: torch.nn.Module, spec: ModelSpec, samples: list[TrainSample]) -> torch.Tensor:
+    batch = collate(samples, spec)
+    features = concatenate(spec.family.encode_views(model, spec, batch.views)) if batch.views else None
+    return token_log_probs(model, spec, batch, features, banned_mask(spec.banned, spec.vocab))[0]
+
+
+def check_engine(engine: Engine[Any], kind: str) -> float:
+    """Largest difference of log-probabilities between an engine, which is closed, and the learner.
+
+    Of several turns with text and pictures, by the base model and an adapter.
+    """
+    model, _, spec = load_model(policy(kind), "cpu")
+    pieces = [token for token in range(300, 330) if token not in spec.banned]
+    pictures = views(4, (40, 96), (30, 60))
+    seen = [spec.family.image_ids(spec, *view.shape[:2]) for view in pictures]
+    conversations = [
+        [([*pieces[:5], *seen[0]], pictures[:1]), (pieces[5:9], []), (seen[1], pictures[1:])],
+        [(pieces[:2], []), (pieces[2:12], [])],
+        [([*seen[1], *pieces[20:], *seen[0]], pictures[::-1])],
+    ]
+    rng, tensors = np.random.default_rng(0), {}
+    for name, layer in adapted_layers(model, LORA.targets).items():
+        tensors[f"{name}.A"] = rng.normal(0, 0.08, (LORA.rank, layer.in_features)).astype(np.float32)
+        tensors[f"{name}.B"] = rng.normal(0, 0.08, (layer.out_features, LORA.rank)).astype(np.float32)
+    adapter = Adapter(tensors, LORA.alpha, LORA.rank, fingerprint(folder(kind)))
+
+    async def episode(seed: int, turns: list[Any]) -> TrainSample:
+        session, tokens, mask, log_probs, shown = await engine.open(), [], [], [], []
+        for prompt, new in turns:
+            sampling = SamplingParams(temperature=1.0, max_tokens=9, seed=seed)
+            completion = await session.generate(prompt, new, sampling)
+            tokens += [*prompt, *completion.tokens]
+            mask += [False] * len(prompt) + [True] * len(completion.tokens)
+            log_probs += [0.0] * len(prompt) + list(completion.log_probs)
+            shown += new
+        session.close()
+        return TrainSample(
+            np.asarray(tokens), np.asarray(mask), np.asarray(log_probs, np.float32), 1.0, shown
+        )
+
+    async def episodes() -> list[list[TrainSample]]:
+        try:
+            base = await asyncio.gather(*(episode(i, turns) for i, turns in enumerate(conversations)))
+            await engine.load(1, adapter)
+            adapted = await asyncio.gather(*(episode(i, turns) for i, turns in enumerate(conversations)))
+        finally:
+            await engine.aclose()
+        return [base, adapted]
+
+    difference = 0.0
+    for samples, weights in zip(asyncio.run(episodes()), (None, adapter), strict=True):
+        merge_into(model, BaseWeights(), weights)
+        with torch.no_grad():
+            scored = scores(model, spec, samples)
+        expected = torch.cat([torch.from_numpy(s.log_probs[s.mask]) for s in samples])
+        assert not set(np.concatenate([s.tokens[s.mask] for s in samples]).tolist()) & set(spec.banned)
+        difference = max(difference, float((scored - expected).abs().max()))
+    return difference
