@@ -96,7 +96,12 @@ class Generic(Family):
                 expected = model(**inputs).logits.float()
                 features = concatenate(self.encode_views(model, spec, [view]))
                 states = self.hidden_states(
-                    model, spec, tokens, row[None, None], features, segments=Segments([row[None]], row)
+                    model,
+                    spec,
+                    tokens,
+                    row[None, None],
+                    features,
+                    segments=Segments([row[None]], row, [], row),
                 )
                 error = (model.lm_head(states).float() - expected).norm() / expected.norm()
         except (AttributeError, TypeError) as cause:
@@ -416,15 +421,11 @@ def _masks(
     config: Any, mask: Bool[Tensor, "rows 1 new columns"], valid: Bool[Tensor, "rows columns"]
 ) -> Tensor | Mapping[str, Tensor]:
     """The engine's mask, for models with sliding windows one for each type of layer. valid: columns with a token."""
+    from pixelis.families.attention import within_window
+
     types = set(_layer_types(config))
     if types == {"full_attention"}:
         return mask
-    new, columns = mask.shape[2:]
-    place = valid[:, :columns].cumsum(1)
-    near = place[:, -new:, None] - place[:, None] < config.sliding_window
-    masks = {"full_attention": mask, "sliding_attention": mask & near[:, None]}
-    return (
-        {kind: masks[kind] for kind in types}
-        if getattr(config, "layer_types", None)
-        else masks["sliding_attention"]
-    )
+    near = within_window(mask, valid, config.sliding_window)
+    masks = {"full_attention": mask, "sliding_attention": near}
+    return {kind: masks[kind] for kind in types} if getattr(config, "layer_types", None) else near

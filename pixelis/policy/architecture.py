@@ -54,7 +54,8 @@ class Architecture:
         """Image tokens of a view of this area."""
         side = self.geometry.multiple
         cells = pixels // side**2
-        rows = math.isqrt(cells)
+        # Views of any size are resized by the model's own processor, to which a strip is another picture
+        rows = math.isqrt(cells) if side == 1 else 1
         return self.geometry.image_tokens(rows * side, cells // rows * side) if cells else 0
 
     @property

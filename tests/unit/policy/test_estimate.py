@@ -188,7 +188,7 @@ def findings(c: config.Config, job: Any = "rft", subject: str | None = None) -> 
         (["learner.zero_stage=3"], "learner.zero_stage is 3, but learner.deepspeed zero2.json: 2"),
         (["rft.sampling.temperature=0"], "rft.sampling.temperature 0"),
         (["engine.tensor_parallel=3", "engine.gpus=3"], "engine.tensor_parallel 3 does not divide the 28 heads"),
-        (["dialogue.max_context=3000"], "the pictures of the longest prompt (2552 tokens)"),
+        (["dialogue.max_context=3000"], "the pictures of the longest prompt (2562 tokens)"),
         (["dialogue.frames=39", "dialogue.max_images=38"], "dialogue.frames 39 is above dialogue.max_images 38"),
         (["dialogue.frames=40"], "a clip's first look (16080 tokens)"),
         (["dialogue.max_context=200000", "learner.row_tokens=200000"], "above the 128000 positions of policy.model"),
