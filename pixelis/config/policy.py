@@ -34,7 +34,7 @@ class PolicyConfig(Section):
     """`nano` (the embedded model), a Hugging Face folder of a family (docs/models.md), or owner/name[@revision]
     on the hub"""
     family: str | None = None
-    """package.module:NAME of a model family of your own; unset: by `model_type` of config.json"""
+    """package.module:NAME of a model family of your own, or generic; unset: by `model_type` of config.json"""
     adapter: str | None = None
     """checkpoint to start from, a run (its best checkpoint, else its newest) or a folder that PEFT saved: its
     adapter, or with policy.full its model"""

@@ -22,6 +22,8 @@ FAMILIES = Registry(
 )
 """`model_type` of a config.json -> its family, imported when first looked up."""
 
+GENERIC = "generic"
+"""Value of policy.family for `pixelis.families.generic`, which also takes transformers' other vision-language models."""
 DEFAULT = "qwen2_5_vl"
 """Family of `pixelis tiny-model`."""
 NANO = "qwen3_vl"

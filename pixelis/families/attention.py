@@ -75,6 +75,15 @@ def use_cached_attention(language_model: Any) -> None:
     language_model.config._attn_implementation = CACHED
 
 
+def within_window(
+    mask: Bool[Tensor, "rows 1 new columns"], valid: Bool[Tensor, "rows columns"], window: int
+) -> Bool[Tensor, "rows 1 new columns"]:
+    """The engine's mask for layers with a sliding window, counted in the cache's `valid` columns."""
+    new, columns = mask.shape[2:]
+    places = valid[:, :columns].cumsum(1)
+    return mask & (places[:, columns - new :, None] - places[:, None] < window)[:, None]
+
+
 def packed_attention(
     module: nn.Module,
     query: Float[Tensor, "1 heads tokens width"],

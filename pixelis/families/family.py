@@ -85,6 +85,8 @@ class Family:
     marks: Marks = QWEN_MARKS
     reads_images: bool = True
     """False for models of text alone: questions with pictures are refused."""
+    note: str = ""
+    """What models of the family do that a user should know."""
     language_model: str = "model.language_model"
     """Path of the language model in the model. All else but `lm_head` counts as the vision tower."""
     stacked: Mapping[str, int] = field(default_factory=dict)
@@ -93,6 +95,10 @@ class Family:
     """Whether the published files, as vLLM reads them, hold stacked experts the other way round."""
     key_mapping: Mapping[str, str] = field(default_factory=dict)
     """Patterns of names in checkpoints -> names in the model, for `from_pretrained`."""
+
+    def of_folder(self, folder: Path) -> Family:
+        """The family with what it needs of a model's folder."""
+        return self
 
     def model_class(self) -> Any:
         """The class of transformers, or ours with its interface."""
@@ -114,6 +120,11 @@ class Family:
     def chat(self, tokenizer: Any) -> Chat:
         """The chat format of a model."""
         return CHATML
+
+    def token_grid(self, geometry: Geometry, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of a view's image tokens, without those of a thumbnail. BadInput as `Geometry.grid`."""
+        _, rows, columns = geometry.grid(height, width)
+        return rows // geometry.merge, columns // geometry.merge
 
     def image_tokens(self, geometry: Geometry, height: int, width: int) -> int:
         """Image tokens of a view of this size in pixels. Raises BadInput for a size that views cannot have."""
@@ -176,7 +187,7 @@ class Family:
         self, model: Any, spec: ModelSpec, tokens: Int[Tensor, "rows length"], features: Features | None
     ) -> Float[Tensor, "rows length hidden"]:
         """Embeddings of tokens, those of image tokens replaced by `features`. ValueError if they differ in number."""
-        embeds: Tensor = self.language(model).embed_tokens(tokens)
+        embeds: Tensor = self.language(model).get_input_embeddings()(tokens)
         if features is None:
             return embeds
         is_image = tokens == spec.image_token
@@ -251,8 +262,7 @@ class Geometry:
 
     def token_grid(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of a view's image tokens, without those of a thumbnail."""
-        _, rows, columns = self.grid(height, width)
-        return rows // self.merge, columns // self.merge
+        return self.family.token_grid(self, height, width)
 
     def image_tokens(self, height: int, width: int) -> int:
         """Image tokens of a view of this size in pixels."""

@@ -111,9 +111,7 @@ class Gemma4(Family):
             }
         else:
             full = attention["attention_mask"]
-            sliding = _cached_window(
-                text.sliding_window, full, attention["past_key_values"], positions, images
-            )
+            sliding = _cached_window(text.sliding_window, full, attention["past_key_values"], images)
             attention["attention_mask"] = {"full_attention": full, "sliding_attention": sliding}
         if text.hidden_size_per_layer_input:
             plain = tokens.masked_fill(is_image, text.pad_token_id)
@@ -200,16 +198,15 @@ def _cached_window(
     window: int,
     mask: Bool[Tensor, "rows 1 new columns"],
     cache: Any,
-    positions: Int[Tensor, "axes rows new"],
     images: Int[Tensor, "rows new"] | None,
 ) -> Bool[Tensor, "rows 1 new columns"]:
     """As `_window`, of new tokens at the end of a cache, whose rows have gaps where others were longer."""
-    new, columns = mask.shape[2:]
-    if images is not None and new > 1:
+    from pixelis.families.attention import within_window
+
+    if images is not None and (new := mask.shape[2]) > 1:
         mask = mask.clone()
-        mask[..., columns - new :] |= _same_image(images).unsqueeze(1)
-    places = cache.valid[:, :columns].cumsum(1) - 1
-    return mask & (positions[-1][:, None, :, None] - places[:, None, None, :] < window)
+        mask[..., -new:] |= _same_image(images).unsqueeze(1)
+    return within_window(mask, cache.valid, window)
 
 
 FAMILY = Gemma4(

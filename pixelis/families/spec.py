@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pixelis.config.references import load_reference
 from pixelis.errors import BadConfig, BadInput, MissingFile
-from pixelis.families import FAMILIES
+from pixelis.families import FAMILIES, GENERIC
 from pixelis.families.family import Family, ModelSpec
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def load_spec(
     # Plain JSON: the configuration classes of transformers import torch, which takes longer than the rest
     folder, raw = Path(folder), model_config(folder, family)
     name = family or raw["model_type"]
-    own, tokenizer = find_family(name), tokenizer or load_tokenizer(folder)
+    own, tokenizer = find_family(name).of_folder(folder), tokenizer or load_tokenizer(folder)
     vision, text = raw.get("vision_config") or {}, raw.get("text_config") or raw
     images = _read_json(folder / "preprocessor_config.json") or {}
     image_token = raw.get("image_token_id", own.image_token)
@@ -75,7 +75,11 @@ def load_spec(
 @functools.cache
 def find_family(name: str) -> Family:
     """The family of a `model_type`, or of a reference `package.module:NAME`. Raises BadConfig."""
-    family = FAMILIES[name] if name in FAMILIES else load_reference(name, "policy.family")
+    if name in FAMILIES:
+        family = FAMILIES[name]
+    else:
+        is_generic = name == GENERIC or _is_of_transformers(name)
+        family = load_reference("pixelis.families.generic:FAMILY" if is_generic else name, "policy.family")
     if not isinstance(family, Family):
         raise BadConfig(f"policy.family: {name} is no Family", fix="see docs/families.md")
     return family
@@ -83,7 +87,14 @@ def find_family(name: str) -> Family:
 
 def model_family(folder: str | Path, family: str | None = None) -> Family:
     """The family of a model folder. family: `policy.family`. Raises MissingFile, BadConfig."""
-    return find_family(family or model_config(folder)["model_type"])
+    return find_family(family or model_config(folder)["model_type"]).of_folder(Path(folder))
+
+
+def _is_of_transformers(model_type: object) -> bool:
+    """Whether transformers has a vision-language model of this type."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    return model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 
 def model_config(folder: str | Path, family: str | None = None) -> dict[str, Any]:
@@ -94,10 +105,12 @@ def model_config(folder: str | Path, family: str | None = None) -> dict[str, Any
             f"no config.json in {folder}",
             fix=f"use a Hugging Face model of type {', '.join(sorted(FAMILIES))}",
         )
-    if family is None and raw.get("model_type") not in FAMILIES:
+    model_type = raw.get("model_type")
+    if family is None and model_type not in FAMILIES and not _is_of_transformers(model_type):
         raise BadConfig(
-            f"policy.model: {Path(folder).name} is a model of type {raw.get('model_type')}",
-            fix=f"use one of {', '.join(sorted(FAMILIES))}, or name your own in policy.family "
+            f"policy.model: {Path(folder).name} is a model of type {model_type}",
+            fix=f"use one of {', '.join(sorted(FAMILIES))}, a vision-language model of transformers, or name your own "
+            "in policy.family "
             "(docs/families.md)",
         )
     return raw

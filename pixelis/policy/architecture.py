@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ class Architecture:
 
     def __init__(self, policy: config.PolicyConfig, dtype: torch.dtype = torch.bfloat16):
         folder = resolve(policy.model)
-        family = model_family(folder, policy.family)
+        self.family = family = model_family(folder, policy.family)
         self.dtype, model = dtype, family.model_class()
         self.config = model.config_class.from_pretrained(folder, local_files_only=True)
         self.model_type: str = self.config.model_type
@@ -52,7 +53,10 @@ class Architecture:
     def image_tokens(self, pixels: int) -> int:
         """Image tokens of a view of this area."""
         side = self.geometry.multiple
-        return self.geometry.image_tokens(side, pixels // side**2 * side) if pixels >= side**2 else 0
+        cells = pixels // side**2
+        # Views of any size are resized by the model's own processor, to which a strip is another picture
+        rows = math.isqrt(cells) if side == 1 else 1
+        return self.geometry.image_tokens(rows * side, cells // rows * side) if cells else 0
 
     @property
     def kv_token_bytes(self) -> int:

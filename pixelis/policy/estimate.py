@@ -207,6 +207,8 @@ def check(
     )
     text = f"{arch.model_type}, {total} parameters, {vision} of them in the vision tower"
     findings.append(_ok("model", text))
+    if arch.family.note:
+        findings.append(_note("model", f"models of type {arch.model_type} {arch.family.note}"))
     if not config.policy.full:
         findings.append(_adapters(config, arch, job))
     findings += _context(config, arch, prompts, job)

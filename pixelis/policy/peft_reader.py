@@ -33,6 +33,8 @@ _TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.[^.]+)?\.we
 _VISION = "visual|vision_tower|multi_modal_projector|embed_vision"
 _LAYER = re.compile(rf"(?:.*?\.)?(?:((?:{_VISION})\..+)|(layers\.\d+\..+)|(lm_head))")
 """The end of a layer's name that all versions of transformers share."""
+_CURRENT = re.compile(r"model\.(?!layers\.).+")
+"""A layer's name in current versions, also of models whose parts are called otherwise."""
 
 
 def read_peft(folder: Path) -> tuple[dict[str, np.ndarray], int, int]:
@@ -66,12 +68,16 @@ def read_peft(folder: Path) -> tuple[dict[str, np.ndarray], int, int]:
             continue  # of the base model: PEFT saves it beside an adapter of the head
         match = _TENSOR.fullmatch(key)
         layer = _LAYER.fullmatch(match[1]) if match else None
-        if match is None or layer is None or values.ndim != 2:
+        current = _CURRENT.fullmatch(match[1]) if match else None
+        if match is None or not (layer or current) or values.ndim != 2:
             shape = list(values.shape)
             message = f"{path} has {key} of the shape {shape}, which is no LoRA of a linear layer"
             raise BadInput(message, code="foreign_adapter", fix=MERGE)
-        vision, language, head = layer.groups()
-        name = head or (f"model.{vision}" if vision else f"model.language_model.{language}")
+        if layer is None or current is not None:
+            name = match[1]
+        else:
+            vision, language, head = layer.groups()
+            name = head or (f"model.{vision}" if vision else f"model.language_model.{language}")
         if f"{name}.{match[2]}" in tensors:
             message = f"{path} has several adapters of {name}"
             raise BadInput(message, code="foreign_adapter", fix="save each by itself")

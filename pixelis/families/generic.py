@@ -1,0 +1,431 @@
+"""Any vision-language model of transformers, with its own processor, chat template and forward pass.
+
+Samples are padded at the right instead of packed, and do not share prompts: right, but slower than a family
+with a file of its own. Every view is one sample of the processor, as in a prompt with a single image.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pixelis.errors import BadConfig, BadInput, MissingDependency, MissingFile
+from pixelis.families.family import Chat, Family, Geometry, Marks, ModelSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Bool, Float, Int, UInt8
+    from torch import Tensor
+
+    from pixelis.families.features import Features
+
+CACHED_LAYERS = {"full_attention", "sliding_attention"}
+"""Layers whose cache is keys and values."""
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+EXPANSIONS = 4096
+"""Sizes of views whose tokens are kept."""
+OWN_FAMILY = "write a family of your own (docs/families.md)"
+Turns = Sequence[tuple[str, ...]]
+"""Role and parts of the content of each turn."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generic(Family):
+    """Facts of a model are read by `of_folder`. folder: the model's."""
+
+    folder: str = field(default="", compare=False)
+
+    def of_folder(self, folder: Path) -> Generic:
+        path = os.fspath(folder.resolve())
+        config, processor = _config(path), _processor(path)
+        tokenizer = processor.tokenizer
+        image = getattr(config, "image_token_id", None) or processor.image_token_id
+        video = getattr(config, "video_token_id", None) or image
+        image_mark, video_mark = tokenizer.convert_ids_to_tokens([image, video])
+        patch = getattr(getattr(config, "vision_config", None), "patch_size", None)
+        return replace(
+            self,
+            folder=path,
+            vocab=config.get_text_config().vocab_size,
+            patch=patch if isinstance(patch, int) else self.patch,
+            # Idefics' and LFM2's name
+            merge=int(getattr(config, "scale_factor", getattr(config, "downsample_factor", 1))),
+            image_token=image,
+            video_token=video,
+            marks=Marks(tokenizer.pad_token, image_mark, image_mark, image_mark, video_mark),
+        )
+
+    def model_class(self) -> Any:
+        from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+        return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(_config(self.folder))]
+
+    def prepare(self, model: Any) -> None:
+        """Log the note, and check the forward pass."""
+        log.warning("models of type %s %s", model.config.model_type, self.note)
+        # ZeRO-3 gathers the weights only later
+        if not hasattr(next(model.parameters()), "ds_id"):
+            self._check(model)
+
+    def _check(self, model: Any) -> None:
+        """Raise BadConfig unless the logits of a picture and a text are those of the model's own forward pass."""
+        import numpy as np
+        import torch
+
+        from pixelis.families import GENERIC
+        from pixelis.families.attention import Segments
+        from pixelis.families.features import concatenate
+        from pixelis.families.spec import load_spec
+
+        spec = load_spec(self.folder, family=GENERIC)
+        view = np.random.default_rng(0).integers(0, 256, (96, 160, 3), dtype=np.uint8)
+        inputs = _process(self.folder, [view], "Describe it.").to(model.device, model.dtype)
+        tokens = inputs["input_ids"]
+        row = torch.arange(tokens.shape[1], device=model.device)
+        try:
+            with torch.no_grad():
+                expected = model(**inputs).logits.float()
+                features = concatenate(self.encode_views(model, spec, [view]))
+                states = self.hidden_states(
+                    model,
+                    spec,
+                    tokens,
+                    row[None, None],
+                    features,
+                    segments=Segments([row[None]], row, [], row),
+                )
+                error = (model.lm_head(states).float() - expected).norm() / expected.norm()
+        except (AttributeError, TypeError) as cause:
+            raise BadConfig(
+                f"models of type {model.config.model_type} have other parts than most: {cause}",
+                fix=OWN_FAMILY,
+            ) from cause
+        if not error < torch.finfo(model.dtype).eps ** 0.5:
+            raise BadConfig(
+                f"models of type {model.config.model_type} compute more than embeddings, decoder and LM head: "
+                f"without it their logits are off by {float(error):.1%}",
+                fix=OWN_FAMILY,
+            )
+
+    def language(self, model: Any) -> Any:
+        return model.get_decoder()
+
+    def geometry(self, vision: Mapping[str, Any]) -> Geometry:
+        return Geometry(self, self.patch, self.merge, temporal=1, multiple=1)
+
+    def chat(self, tokenizer: Any) -> Chat:
+        tokenizer.chat_template = tokenizer.chat_template or _processor(self.folder).chat_template
+        if tokenizer.chat_template is None:
+            raise MissingFile(
+                f"no chat template in {self.folder}", fix="copy chat_template.jinja of the model there"
+            )
+        chat = cut_template(functools.partial(_render, tokenizer), tokenizer)
+        whole, *parts = (
+            tokenizer.encode(text, add_special_tokens=False) for text in (f"{chat.stop}Two", chat.stop, "Two")
+        )
+        if whole != [*itertools.chain(*parts)]:
+            raise BadInput(
+                "the tokenizer adds a space before each text, so that turns would differ from the chat template's",
+                code="bad_tokenizer",
+                fix=OWN_FAMILY,
+            )
+        return chat._replace(after_image=_placeholder(self.folder)[1])
+
+    def token_grid(self, geometry: Geometry, height: int, width: int) -> tuple[int, int]:
+        return 1, self.image_tokens(geometry, height, width)
+
+    def image_tokens(self, geometry: Geometry, height: int, width: int) -> int:
+        return _expansion(self.folder, height, width).count(self.image_token)
+
+    def image_ids(self, spec: ModelSpec, height: int, width: int) -> list[int]:
+        return list(_expansion(self.folder, height, width))
+
+    def attend_packed(self, model: Any) -> bool:
+        return False
+
+    def attend_cached(self, model: Any) -> None:
+        language = self.language(model)
+        if others := sorted(set(_layer_types(language.config)) - CACHED_LAYERS):
+            raise BadConfig(
+                f"engine.name=hf keeps keys and values, but a model of type {model.config.model_type} has layers "
+                f"of type {', '.join(others)}",
+                fix=OWN_FAMILY,
+            )
+        language.set_attn_implementation("sdpa")
+
+    def parameter_name(self, name: str) -> str:
+        from transformers.core_model_loading import rename_source_key
+
+        renamed, converted = rename_source_key(name, *_renamings(self.folder, self.model_class()))
+        return str(renamed) if converted is None else name
+
+    def encode_views(
+        self,
+        model: Any,
+        spec: ModelSpec,
+        views: Sequence[UInt8[np.ndarray, "h w 3"]],
+        one_pass: bool = False,
+    ) -> list[Features]:
+        """All in one pass: processors pad views of few tiles, and models drop the padding."""
+        import torch
+
+        from pixelis.families.features import Features
+
+        accepted = inspect.signature(model.model.get_image_features).parameters
+        inputs = _process(self.folder, views).to(model.device, model.dtype)
+        parts = {name: value for name, value in inputs.items() if name in accepted}
+        result = model.model.get_image_features(**parts, return_dict=True).pooler_output
+        rows = result if isinstance(result, torch.Tensor) else torch.cat(tuple(result))
+        rows = rows.reshape(-1, rows.shape[-1])
+        sizes = [self.image_tokens(spec, *view.shape[:2]) for view in views]
+        if len(rows) != sum(sizes):
+            raise BadInput(f"{len(rows)} features for {sum(sizes)} image tokens", fix=OWN_FAMILY)
+        return [Features(part, []) for part in rows.split(sizes)]
+
+    def hidden_states(
+        self,
+        model: Any,
+        spec: ModelSpec,
+        tokens: Int[Tensor, "rows length"],
+        positions: Int[Tensor, "axes rows length"],
+        features: Features | None,
+        **attention: Any,
+    ) -> Float[Tensor, "rows length hidden"]:
+        import torch
+
+        from pixelis.families.padded import by_bucket
+
+        language = self.language(model)
+        embeds = self.embed(model, spec, tokens, features)
+
+        def forward(bucket: Tensor) -> Tensor:
+            index = torch.arange(bucket.shape[1], device=bucket.device)[None]
+            states: Tensor = language(
+                inputs_embeds=embeds[0][bucket], position_ids=index, use_cache=False
+            ).last_hidden_state
+            return states
+
+        if "sequence" in attention:
+            raise BadConfig(
+                "learner.sequence_parallel needs a model family of its own",
+                fix="set it to 1, or " + OWN_FAMILY,
+            )
+        if (segments := attention.get("segments")) is not None:
+            return by_bucket(segments, forward)
+        masks = _masks(language.config, attention["attention_mask"], attention["past_key_values"].valid)
+        states: Tensor = language(
+            inputs_embeds=embeds, position_ids=positions[-1], **attention | {"attention_mask": masks}
+        ).last_hidden_state
+        return states
+
+    def vllm_files(self, spec: ModelSpec, max_pixels: int) -> Mapping[str, Any]:
+        """The model's own: vLLM processes views as the learner does, and compares each prompt with its tokens."""
+        paths = (Path(self.folder, name) for name in PROCESSOR_FILES)
+        return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()}
+
+    def vllm_image(self, spec: ModelSpec) -> list[int]:
+        return list(
+            _processor(self.folder).tokenizer.encode(_placeholder(self.folder)[0], add_special_tokens=False)
+        )
+
+
+FAMILY = Generic(
+    vocab=0, note="run as generic: samples are padded instead of packed, and do not share prompts"
+)
+
+
+def cut_template(render: Callable[[Turns, bool], str], tokenizer: Any) -> Chat:
+    """The chat format of a template; render: from turns, and whether the assistant is next, to text.
+
+    The assistant's opener is that of the generation prompt: templates may write other spaces in earlier turns.
+    Raises BadInput for a template that does not write a conversation as turns between marks.
+    """
+    system, first, reply, second = turns = [
+        (role, f"@{role}{place}@") for place, role in enumerate(("system", "user", "assistant", "user"))
+    ]
+    text, prompt = (render([first], is_next) for is_next in (False, True))
+    before, _, user_end = text.partition(first[1])
+    user_end, opener = _divide(user_end + prompt.removeprefix(text), user_end)
+    last = render([first, reply], False).partition(reply[1])[2]
+    between = render([first, reply, second], False).partition(reply[1])[2].partition(second[1])[0]
+    # The final turn may lack the line break behind it
+    end, user = _divide(between, _common(last, between))
+    whole = render(turns, True)
+    start, _, rest = whole.partition(system[1])
+    system_end, _, rest = rest.partition(first[1])
+    earlier = rest.partition(reply[1])[0].removeprefix(user_end)
+    # The template may write a system turn by itself
+    head, bos = before.removesuffix(user), tokenizer.bos_token or ""
+    prefix = head if start.startswith(head) else bos if start.startswith(bos) else ""
+    openers = {"system": start.removeprefix(prefix), "user": user, "assistant": earlier}
+    closers = {"system": system_end.removesuffix(user), "user": user_end, "assistant": end}
+    stops = [token for token in tokenizer.get_added_vocab() if end.startswith(token)]
+    rebuilt = prefix + "".join(openers[role] + said + closers[role] for role, said in turns) + opener
+    is_divided = rebuilt == whole and before.endswith(user) and earlier.split() == opener.split()
+    if not stops or not is_divided:
+        raise BadInput(
+            "the chat template does not write a conversation as turns of system, user and assistant, the last "
+            "closed by a special token",
+            code="bad_template",
+            fix=OWN_FAMILY,
+        )
+    return Chat(openers | {"assistant": opener}, closers, max(stops, key=len), prefix)
+
+
+def _divide(marks: str, closer: str) -> tuple[str, str]:
+    """The closer and opener between two turns; white space between them belongs to the closer."""
+    opener = marks.removeprefix(closer).lstrip()
+    return marks.removesuffix(opener), opener
+
+
+def _common(one: str, other: str) -> str:
+    """The longest common beginning of two texts."""
+    equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return "".join(character for character, _ in equal)
+
+
+def _render(tokenizer: Any, turns: Turns, assistant_next: bool) -> str:
+    """A conversation by the chat template. An empty text stands for an image."""
+    import jinja2
+
+    messages = [
+        {
+            "role": role,
+            "content": [{"type": "text", "text": part} if part else {"type": "image"} for part in parts],
+        }
+        for role, *parts in turns
+    ]
+    try:
+        return str(
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=assistant_next)
+        )
+    except (jinja2.TemplateError, TypeError) as error:
+        raise BadInput(f"the chat template fails: {error}", code="bad_template", fix=OWN_FAMILY) from None
+
+
+@functools.cache
+def _placeholder(folder: str) -> tuple[str, str]:
+    """What the chat template writes for an image between two texts, and white space behind it."""
+    tokenizer = _processor(folder).tokenizer
+    plain, shown = (_render(tokenizer, [("user", "@1@", *image, "@2@")], False) for image in ((), ("",)))
+    start = len(_common(plain, shown))
+    written = shown[start : start + len(shown) - len(plain)]
+    return written.rstrip(), written[len(written.rstrip()) :]
+
+
+@functools.cache
+def _config(folder: str) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except ValueError as error:
+        raise BadConfig(f"transformers has no model for {folder}: {error}", fix=OWN_FAMILY) from error
+
+
+@functools.cache
+def _processor(folder: str) -> Any:
+    """The model's processor, with its image processor and tokenizer: frames of clips are images.
+
+    Video processors would need torchvision. Raises MissingDependency, MissingFile.
+    """
+    import transformers
+
+    from pixelis.families.spec import load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    names = (
+        json.loads(path.read_text(encoding="utf-8")).get("processor_class")
+        for file in (*PROCESSOR_FILES, "tokenizer_config.json")
+        if (path := Path(folder, file)).is_file()
+    )
+    try:
+        image_processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+        kind = getattr(transformers, next(filter(None, names), ""), None)
+        kind = kind or transformers.PROCESSOR_MAPPING[type(_config(folder))]
+        settings, _ = kind.get_processor_dict(folder, local_files_only=True)
+        parts = {"image_processor": image_processor, "tokenizer": tokenizer}
+        without_video: Any = type(
+            kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None}
+        )
+        processor = without_video.from_args_and_dict(
+            [parts.get(name) for name in kind.get_attributes()], settings
+        )
+    except ImportError as error:
+        raise MissingDependency(
+            f"the processor of {folder} needs a package: {str(error).strip()}",
+            fix="pip install 'pixelis[generic]', or torchvision in the same build (CPU or CUDA) as torch",
+        ) from error
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise MissingFile(
+            f"no complete processor in {folder}: {error}",
+            fix="copy preprocessor_config.json and processor_config.json there",
+        ) from error
+    tokenizer.chat_template = tokenizer.chat_template or processor.chat_template
+    return processor
+
+
+def _process(folder: str, views: Sequence[UInt8[np.ndarray, "h w 3"]], text: str = "") -> Any:
+    """The model's inputs for a batch with one view and a text behind it in each sample."""
+    from PIL import Image
+
+    return _processor(folder)(
+        images=[[Image.fromarray(view)] for view in views],
+        text=[_placeholder(folder)[0] + text] * len(views),
+        add_special_tokens=False,
+        padding=True,
+        return_tensors="pt",
+    )
+
+
+@functools.lru_cache(EXPANSIONS)
+def _expansion(folder: str, height: int, width: int) -> tuple[int, ...]:
+    """Tokens of a view, which depend on its size alone."""
+    import numpy as np
+
+    return tuple(_process(folder, [np.zeros((height, width, 3), np.uint8)])["input_ids"][0].tolist())
+
+
+@functools.cache
+def _renamings(folder: str, kind: Any) -> tuple[Any, ...]:
+    """What `rename_source_key` of transformers needs to rename a checkpoint's parameters."""
+    import torch
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
+
+    with torch.device("meta"):
+        model = kind._from_config(_config(folder))
+    steps = get_model_conversion_mapping(model)
+    renamings = [step for step in steps if isinstance(step, WeightRenaming)]
+    converters = [step for step in steps if not isinstance(step, WeightRenaming)]
+    return renamings, converters, model.base_model_prefix, model.state_dict()
+
+
+def _layer_types(config: Any) -> Sequence[str]:
+    sliding = getattr(config, "sliding_window", None) is not None
+    default = "sliding_attention" if sliding else "full_attention"
+    return getattr(config, "layer_types", None) or [default]
+
+
+def _masks(
+    config: Any, mask: Bool[Tensor, "rows 1 new columns"], valid: Bool[Tensor, "rows columns"]
+) -> Tensor | Mapping[str, Tensor]:
+    """The engine's mask, for models with sliding windows one for each type of layer. valid: columns with a token."""
+    from pixelis.families.attention import within_window
+
+    types = set(_layer_types(config))
+    if types == {"full_attention"}:
+        return mask
+    near = within_window(mask, valid, config.sliding_window)
+    masks = {"full_attention": mask, "sliding_attention": near}
+    return {kind: masks[kind] for kind in types} if getattr(config, "layer_types", None) else near
