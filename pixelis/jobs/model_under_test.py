@@ -64,7 +64,8 @@ class Reference:
             # Where image tokens follow the size of the view, it was fitted before
             is_fitted = type(spec.family).image_tokens is Family.image_tokens
             self.options = {"do_resize": False} if is_fitted else {}
-            with contextlib.suppress(ImportError, ValueError):  # many need torchvision
+            # Many need torchvision, or tokens with names that a tokenizer may lack
+            with contextlib.suppress(ImportError, ValueError, AttributeError):
                 self.processor = transformers.AutoProcessor.from_pretrained(folder)
 
     def pixels(self, views: Sequence[np.ndarray]) -> dict[str, Any]:
