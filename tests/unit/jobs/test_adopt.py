@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import generic_models
 import pytest
 import torch
 from certificates import COLUMNS
@@ -107,6 +108,21 @@ def test_a_family_passes(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    ["llava_onevision", *(pytest.param(k, marks=pytest.mark.long) for k in ("llava_next", "aya_vision"))],
+)
+def test_a_model_without_a_family_passes(kind: str, tmp_path: Path) -> None:
+    """From its folder without weights."""
+    shutil.copytree(
+        generic_models.folder(kind), tmp_path / kind, ignore=shutil.ignore_patterns("*.safetensors")
+    )
+    row = adopt.certificate(str(tmp_path / kind))
+    assert row["failed"] == []
+    assert (row["family"], row["parts"]["configuration"]) == ("generic", "original, made small")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("named", FAULTS)
 def test_a_fault_is_named_by_its_check(named: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = FAULTS[named]
@@ -181,4 +197,5 @@ def test_a_small_model_has_the_structure_of_the_large_one() -> None:
 
 def test_the_page_of_models_has_the_table_of_certificates() -> None:
     page = (Path(__file__).parents[3] / "docs/models.md").read_text(encoding="utf-8")
-    assert f"| {' | '.join(COLUMNS)} |" in page
+    assert f"|{'|'.join(COLUMNS)}|" in page
+    assert all(f"|`{family}`|`{family}`|" in page for family in FAMILIES)
