@@ -226,27 +226,29 @@ class VllmEngine(Engine[VllmSession]):
                 arguments["limit_mm_per_prompt"] = {"image": self.max_images, "video": 0}
             if self._base.unpublished:
                 arguments["load_format"] = vllm_worker.LOADER
-            model_config = AsyncEngineArgs(**arguments).create_model_config()
-            if not on_gpu:
-                # The prefix cache of recurrent states needs chunked prompts.
-                arguments |= _CPU_ARGUMENTS | {"enable_prefix_caching": not model_config.is_hybrid}
-            if not self.merges:
-                served = self._adapter_arguments(policy, model_config)
-                self.merges = served is None
-                arguments |= served or {}
-            if self.merges:
-                from vllm.config import WeightTransferConfig
-
-                if engine.quantization != "none":
-                    message = "vLLM serves no adapters of this model's vision tower, so that it merges them"
-                    raise BadConfig(message, fix="set engine.quantization=none")
-                arguments["weight_transfer_config"] = WeightTransferConfig(backend=vllm_worker.TRANSFER)
             try:
+                model_config = AsyncEngineArgs(**arguments).create_model_config()
+                if not on_gpu:
+                    # The prefix cache of recurrent states needs chunked prompts.
+                    arguments |= _CPU_ARGUMENTS | {"enable_prefix_caching": not model_config.is_hybrid}
+                if not self.merges:
+                    served = self._adapter_arguments(policy, model_config)
+                    self.merges = served is None
+                    arguments |= served or {}
+                if self.merges:
+                    from vllm.config import WeightTransferConfig
+
+                    if engine.quantization != "none":
+                        message = "vLLM has no adapters in this model's vision tower and must merge them"
+                        raise BadConfig(message, fix="set engine.quantization=none")
+                    arguments["weight_transfer_config"] = WeightTransferConfig(backend=vllm_worker.TRANSFER)
                 # The context of offline inference has the largest default for the tokens of a prefill.
                 settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)
                 ban = vllm_worker.BanV2 if settings.use_v2_model_runner and on_gpu else vllm_worker.Ban
                 settings.model_config.logits_processors = [f"{ban.__module__}:{ban.__qualname__}"]
                 return AsyncLLM.from_vllm_config(settings, disable_log_stats=True)
+            except PixelisError:
+                raise
             except Exception as error:
                 raise InfraFailure(f"vLLM did not start: {error}", code="engine_start") from error
 
