@@ -94,11 +94,11 @@ def load_model(
     del division
     for module in model.modules():
         # Of some models one for each type of layer
-        frequencies = next((b for name, b in module._buffers.items() if name.endswith("inv_freq")), None)
-        if frequencies is not None and frequencies.dtype != torch.float32:
+        frequencies = [b for name, b in module._buffers.items() if name.endswith("inv_freq") and b is not None]
+        if any(values.dtype != torch.float32 for values in frequencies):
             # DeepSpeed rounded the rotary frequencies to bfloat16 while it divided the model.
             type(module).__init__(module, module.config)
-            module.to(frequencies.device)
+            module.to(frequencies[0].device)
     if names := sorted(str(k) for k in (*report["missing_keys"], *report["mismatched_keys"])):
         message = f"{folder}: {len(names)} weights are missing or have the wrong shape, first {names[0]}"
         raise BadInput(message, code="bad_model", fix="download the model again, or correct its config.json")
