@@ -145,7 +145,7 @@ class Generic(Family):
         )
         # SmolVLM's differs by a space
         opener = shown.removeprefix(told.removesuffix(chat.openers["user"]))
-        return chat._replace(openers=chat.openers | {"image": opener}, after_image=after_image)
+        return chat._replace(openers={**chat.openers, "image": opener}, after_image=after_image)
 
     def token_grid(self, geometry: Geometry, height: int, width: int) -> tuple[int, int]:
         return 1, self.image_tokens(geometry, height, width)
