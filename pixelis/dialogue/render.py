@@ -93,7 +93,8 @@ class Renderer:
         )
         self._stop, *self._after_stop = self._closers["assistant"]
         # What the chat template writes into the policy's turn, as `<think>` and a line break
-        begun = self._from_template(config.thinking).rpartition(chat.openers["assistant"])[2]
+        policy_opener = chat.openers.get("policy", chat.openers["assistant"])
+        begun = self._from_template(config.thinking).rpartition(policy_opener)[2]
         self._begun = begun if begun.lstrip().startswith("<think>") else ""
         if self._thinks and not config.thinking:
             raise BadConfig(
@@ -170,7 +171,8 @@ class Renderer:
 
     @property
     def _policy_opener(self) -> list[Piece]:
-        return [*self._openers["assistant"], *self.dialect.pieces(self._begun)]
+        opener = self._openers.get("policy", self._openers["assistant"])
+        return [*opener, *self.dialect.pieces(self._begun)]
 
     def _exchange(
         self, question: str, views: Sequence[ImageView], tools: bool, instruct: bool, answer: Sequence[str]
@@ -180,7 +182,10 @@ class Renderer:
         text = _clean("\n".join(filter(None, texts)))
         said = [*self._openers["assistant"], *answer, *self._closers["assistant"]]
         reply = said if answer else self._policy_opener
-        tokens = self._encode([*self._openers["user"], *pieces, *self._closers["user"], *reply])
+        opener = self._openers["user"]
+        if pieces and isinstance(pieces[0], ImageView):
+            opener = self._openers.get("image", opener)
+        tokens = self._encode([*opener, *pieces, *self._closers["user"], *reply])
         return Turn(role="user", text=text, tokens=tokens, images=[view.id for view in views])
 
     def observation(

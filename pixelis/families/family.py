@@ -28,8 +28,9 @@ ROLES = ("system", "user", "assistant")
 class Chat(NamedTuple):
     """The chat format: `prefix`, then each turn's opener, content and closer, by role.
 
-    stop: the token that ends the policy's turns, with which the assistant's closer begins; after_image: text
-    between an image and what follows.
+    openers: beside those of the roles, if they differ, `image`: the user's before an image, and `policy`: the
+    assistant's before the policy's own turns; stop: the token that ends the policy's turns, with which the
+    assistant's closer begins; after_image: text between an image and what follows.
     """
 
     openers: Mapping[str, str]

@@ -138,7 +138,14 @@ class Generic(Family):
                 code="bad_tokenizer",
                 fix=OWN_FAMILY,
             )
-        return chat._replace(after_image=_placeholder(self.folder)[1])
+        placeholder, after_image = _placeholder(self.folder)
+        shown, told = (
+            _render(tokenizer, [("user", *parts)], False).partition(parts[0] or placeholder)[0]
+            for parts in (("", "@"), ("@",))
+        )
+        # SmolVLM's differs by a space
+        opener = shown.removeprefix(told.removesuffix(chat.openers["user"]))
+        return chat._replace(openers={**chat.openers, "image": opener}, after_image=after_image)
 
     def token_grid(self, geometry: Geometry, height: int, width: int) -> tuple[int, int]:
         return 1, self.image_tokens(geometry, height, width)
@@ -246,7 +253,6 @@ FAMILY = Generic(
 def cut_template(render: Callable[[Turns, bool], str], tokenizer: Any) -> Chat:
     """The chat format of a template; render: from turns, and whether the assistant is next, to text.
 
-    The assistant's opener is that of the generation prompt: templates may write other spaces in earlier turns.
     Raises BadInput for a template that does not write a conversation as turns between marks.
     """
     system, first, reply, second = turns = [
@@ -278,7 +284,7 @@ def cut_template(render: Callable[[Turns, bool], str], tokenizer: Any) -> Chat:
             code="bad_template",
             fix=OWN_FAMILY,
         )
-    return Chat(openers | {"assistant": opener}, closers, max(stops, key=len), prefix)
+    return Chat(openers | {"policy": opener}, closers, max(stops, key=len), prefix)
 
 
 def _divide(marks: str, closer: str) -> tuple[str, str]:

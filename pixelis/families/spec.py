@@ -78,7 +78,7 @@ def find_family(name: str) -> Family:
     if name in FAMILIES:
         family = FAMILIES[name]
     else:
-        is_generic = name == GENERIC or _is_of_transformers(name)
+        is_generic = name == GENERIC or (":" not in name and _is_of_transformers(name))
         family = load_reference("pixelis.families.generic:FAMILY" if is_generic else name, "policy.family")
     if not isinstance(family, Family):
         raise BadConfig(f"policy.family: {name} is no Family", fix="see docs/families.md")

@@ -108,7 +108,7 @@ def expand(s: Subject, text: str, views: Sequence[np.ndarray]) -> tuple[list[int
     if not views:
         return s.tokenizer.encode(text, add_special_tokens=False), ""
     # What a picture adds to the text of the template
-    plain, shown = (template(s, ("user", pieces)) for pieces in (["?"], [None, "?"]))
+    plain, shown = (template(s, ("user", pieces)) for pieces in (["?", "!"], ["?", None, "!"]))
     start = next(i for i, (a, b) in enumerate(zip(plain, shown, strict=False)) if a != b)
     mark = shown[start : start + len(shown) - len(plain)].strip()
     ids = list[int]()

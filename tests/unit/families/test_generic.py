@@ -31,7 +31,7 @@ from pixelis.policy.lora import adapted_layers, add_lora, lora_parameters
 from pixelis.policy.model import load_model
 from pixelis.policy.model_path import fingerprint
 from pixelis.policy.samples import TrainSample
-from pixelis.records import Exchange, Question
+from pixelis.records import Exchange, ImageView, Question
 
 KINDS = [
     pytest.param(
@@ -105,14 +105,18 @@ def test_prompts_are_those_of_the_chat_template(kind: str):
     spec, tokenizer = load_spec(folder(kind)), load_tokenizer(folder(kind))
     renderer = Renderer(tokenizer, spec, DialogueConfig(system="none"), select(["zoom_in"]))
     history = [Exchange(question="How many?", answer="Two.")]
+    view = ImageView(id="img0", view_size=(96, 40), source_size=(96, 40))
     question = Question(id="q", question="Which colour?", history=history)
-    rendered = [token for turn in renderer.prompt(question, []) for token in turn.tokens]
-    said = [("user", "How many?"), ("assistant", "Two."), ("user", "Which colour?")]
+    rendered = [token for turn in renderer.prompt(question, [view]) for token in turn.tokens]
+    said = [("user", "How many?"), ("assistant", "<answer>Two.</answer>"), ("user", "Which colour?")]
     messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in said]
-    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    # SmolVLM's template writes a space before earlier answers that its generation prompt lacks
-    apart = tokenizer.decode(expected).replace("Assistant: ", "Assistant:")
-    assert tokenizer.decode(rendered).replace("<answer>", "").replace("</answer>", "") == apart
+    messages[2]["content"].insert(0, {"type": "image"})
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    images = [[Image.fromarray(views(0, (40, 96))[0])]]
+    expected = _processor(str(folder(kind)))(images=images, text=[text], add_special_tokens=False)[
+        "input_ids"
+    ][0]
+    assert rendered == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -201,17 +205,21 @@ def test_views_of_several_sizes_have_the_features_of_each(kind: str):
     assert (concatenate(together).embeds - concatenate(alone).embeds).abs().max() < 1e-5
 
 
-INSTRUCTIONS = (
+SAID = (
+    "{% macro said(m) %}{% for part in m.content %}{{ part.text if part.text else '<image>' }}{% endfor %}"
+    "{% endmacro %}"
+)
+INSTRUCTIONS = SAID + (
     "{{ '<|endoftext|>' }}{% for m in messages %}{% if m.role == 'system' %}"
-    "{{ '<|video_pad|>' + m.content[0].text + '<|image_pad|>' }}{% elif m.role == 'user' %}"
-    "{{ '<|vision_start|>' + m.content[0].text + '<|vision_end|>' }}"
-    "{% else %}{{ m.content[0].text + '<|im_end|>' }}{% endif %}{% endfor %}"
+    "{{ '<|video_pad|>' + said(m) + '<|image_pad|>' }}{% elif m.role == 'user' %}"
+    "{{ '<|vision_start|>' + said(m) + '<|vision_end|>' }}"
+    "{% else %}{{ said(m) + '<|im_end|>' }}{% endif %}{% endfor %}"
 )
 """As Mistral's: nothing stands before an answer, and a token before the first turn."""
-DEFAULT_SYSTEM = (
+DEFAULT_SYSTEM = SAID + (
     "{% for m in messages %}{% if loop.first and m.role != 'system' %}"
     "{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}{% endif %}"
-    "{{ '<|im_start|>' + m.role + '\n' + m.content[0].text + '<|im_end|>' }}"
+    "{{ '<|im_start|>' + m.role + '\n' + said(m) + '<|im_end|>' }}"
     "{% if not loop.last %}{{ '\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '\n<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -230,7 +238,7 @@ def test_other_templates_are_cut(template: str):
         expected = tokenizer.apply_chat_template(messages[place:], tokenize=False, add_generation_prompt=True)
         text = "".join(chat.openers[role] + content + chat.closers[role] for role, content in said[place:])
         own = "<|im_start|>system\nBe brief.<|im_end|>\n" if place and template == DEFAULT_SYSTEM else ""
-        assert chat.prefix + own + text + chat.openers["assistant"] == expected
+        assert chat.prefix + own + text + chat.openers["policy"] == expected
 
 
 @pytest.mark.parametrize(
