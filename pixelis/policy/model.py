@@ -94,7 +94,9 @@ def load_model(
     del division
     for module in model.modules():
         # Of some models one for each type of layer
-        frequencies = [b for name, b in module._buffers.items() if name.endswith("inv_freq") and b is not None]
+        frequencies = [
+            b for name, b in module._buffers.items() if name.endswith("inv_freq") and b is not None
+        ]
         if any(values.dtype != torch.float32 for values in frequencies):
             # DeepSpeed rounded the rotary frequencies to bfloat16 while it divided the model.
             type(module).__init__(module, module.config)

@@ -47,7 +47,7 @@ KINDS = [
     ("vllm", "qwen2_5_vl", False),
     ("vllm", "qwen3_vl", False),
     ("vllm", "qwen3_vl", True),
-    ("vllm", "internvl", True),
+    ("vllm", "internvl", False),
     ("vllm", "qwen3_vl_moe", False),
 ]
 """(engine, family, merge). What distinguishes families is in `test_certificate.py`, and in `tests/unit/jobs/test_adopt.py`
