@@ -128,6 +128,7 @@ class Gemma4(Family):
         text = tiny_text(tokenizer, size)
         text |= {
             "eos_token_id": ids("<turn|>"),
+            "pad_token_id": tokenizer.pad_token_id,
             "rope_parameters": None,
             "num_hidden_layers": 2 * size["layers"],
             "layer_types": ["sliding_attention", "full_attention"] * size["layers"],

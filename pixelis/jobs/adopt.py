@@ -59,7 +59,7 @@ def prepare(folder: Path, family: str | None, target: Path) -> tuple[Path, dict[
     else:
         is_original = any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json"))
         tokenizer = load_tokenizer(folder) if is_original else None
-        patch = (raw.get("vision_config") or {}).get("patch_size")
+        patch = own.geometry(raw.get("vision_config") or {}).patch
         tiny_model.make(target, family or raw["model_type"], tokenizer=tokenizer, patch=patch)
         for file in SETTINGS:
             if (folder / file).is_file():
