@@ -131,8 +131,9 @@ def test_the_loss_covers_what_the_assistant_says_and_nothing_else(family: str, r
     first, last = said(player, trajectory)
     assert first.startswith("<think>look closer</think>")
     assert '"name":"zoom_in"' in first.replace(" ", "")
-    assert first.endswith("<|im_end|>")
-    assert last == "<think>it is clear</think><answer>7</answer><|im_end|>"
+    stop = player.renderer.spec.chat.stop
+    assert first.endswith(stop)
+    assert last == f"<think>it is clear</think><answer>7</answer>{stop}"
     assert (trajectory.answer, trajectory.stop_reason) == ("7", StopReason.ANSWER)
     tokens, mask = trajectory.token_ids(), trajectory.loss_mask()
     assert len(tokens) == len(mask)

@@ -25,6 +25,7 @@ from pixelis.engines.vllm import VllmEngine, collapse
 from pixelis.engines.vllm_files import Scratch, link_model
 from pixelis.errors import BadInput, MissingDependency
 from pixelis.families import FAMILIES as REGISTRY
+from pixelis.families.qwen import QwenVL
 from pixelis.policy.adapters import Adapter
 from pixelis.policy.export import BaseFile, checkpoint_tensors, write_peft
 from pixelis.policy.lora import merge_into
@@ -45,7 +46,8 @@ def test_merged_weights_are_those_of_the_embedded_engine(family: str, tmp_path: 
     rng = np.random.default_rng(0)
     head = {"lm_head.A": rng.normal(0, 1, (LORA.rank, model.lm_head.in_features)).astype(np.float32)}
     head["lm_head.B"] = rng.normal(0, 1, (model.lm_head.out_features, LORA.rank)).astype(np.float32)
-    adapter = dataclasses.replace(plain, tensors={**plain.tensors, **head})
+    is_tied = model.lm_head.weight is model.get_input_embeddings().weight
+    adapter = plain if is_tied else dataclasses.replace(plain, tensors={**plain.tensors, **head})
     path = base.write_merged(adapter, tmp_path / "new" / "merged.safetensors", torch.float32)
     merge_into(model, {}, adapter)  # type: ignore[arg-type]
     expected = dict(model.named_parameters())
@@ -102,7 +104,7 @@ def test_peft_files_hold_the_scale_and_leave_the_adapter_alone(tmp_path: Path):
         assert np.array_equal(array, kept[name])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if isinstance(REGISTRY[family], QwenVL)])
 def test_a_linked_model_has_our_image_settings(family: str, tmp_path: Path):
     linked = link_model(folder(family), tmp_path / "model", spec(family), 4096)
     settings = json.loads((linked / "preprocessor_config.json").read_text())
