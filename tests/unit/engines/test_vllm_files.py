@@ -54,9 +54,8 @@ def test_merged_weights_are_those_of_the_embedded_engine(family: str, tmp_path: 
     changed = {REGISTRY[family].parameter_name(name): tensor for name, tensor in checkpoint_tensors(path)}
     assert set(changed) == {f"{name[:-2]}.weight" for name in adapter.tensors}
     assert all(torch.equal(tensor, expected[name]) for name, tensor in changed.items())
-    assert {REGISTRY[family].parameter_name(name) for name, _ in checkpoint_tensors(folder(family))} == set(
-        expected
-    )
+    names = {REGISTRY[family].parameter_name(name) for name, _ in checkpoint_tensors(folder(family))}
+    assert set(expected) <= names <= set(model.state_dict())
 
 
 def test_whole_parameters_are_written_in_the_models_type(tmp_path: Path):
