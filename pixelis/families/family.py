@@ -221,7 +221,7 @@ class Family:
 
     def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
         """Class and configuration in transformers of a small model (sizes: `pixelis.nano.architecture.SIZES`)."""
-        raise NotImplementedError
+        raise BadInput(f"{type(self).__name__} has no small model", fix="use a family of docs/models.md")
 
     def vllm_files(self, spec: ModelSpec, max_pixels: int) -> Mapping[str, Any] | None:
         """Name -> content of the settings of an image processor that leaves views as they are, for vLLM.

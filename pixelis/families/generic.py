@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pixelis.errors import BadConfig, BadInput, MissingDependency, MissingFile
+from pixelis.errors import BadConfig, BadInput, MissingDependency, MissingFile, install_extra
 from pixelis.families.family import Chat, Family, Geometry, Marks, ModelSpec
 
 if TYPE_CHECKING:
@@ -370,7 +370,7 @@ def _processor(folder: str) -> Any:
     except ImportError as error:
         raise MissingDependency(
             f"the processor of {folder} needs a package: {str(error).strip()}",
-            fix="pip install 'pixelis[generic]', or torchvision in the same build (CPU or CUDA) as torch",
+            fix=f"{install_extra('generic')}, or torchvision in the same build (CPU or CUDA) as torch",
         ) from error
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise MissingFile(
