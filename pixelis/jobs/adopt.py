@@ -36,7 +36,6 @@ from pixelis.telemetry.html.render import render, write_page
 
 COPIES = 16
 """Memory of the checks in sizes of bfloat16 weights: learners in float32, one with AdamW's state of all of them."""
-PARTS = ("configuration", "tokenizer", "chat template", "weights")
 SETTINGS = ("preprocessor_config.json", "processor_config.json", "chat_template.jinja")
 HEADS, LAYERS = ("num_attention_heads", "num_heads"), ("num_hidden_layers", "depth", "num_layers")
 SMALL = {"intermediate_size": 128, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
@@ -46,28 +45,28 @@ SMALL |= {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_
 def prepare(folder: Path, family: str | None, target: Path) -> tuple[Path, dict[str, str]]:
     """The folder to check, and where each of its parts comes from."""
     raw = model_config(folder, family)
-    own = find_family(family or raw["model_type"])
+    parts = dict.fromkeys(("configuration", "tokenizer", "chat template", "weights"), "original")
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if size and COPIES * size < psutil.virtual_memory().available:
-        return folder, dict.fromkeys(PARTS, "original")
-    if type(own).tiny is Family.tiny:
+        return folder, parts
+    parts["weights"] = "random"
+    name = family or raw["model_type"]
+    if type(find_family(name)).tiny is Family.tiny:
         from pixelis.policy.export import copy_settings
 
         copy_settings(folder, target)
         shrunk(folder).save_pretrained(target)
-        parts = "original, made small", "original", "original", "random"
-    else:
-        is_original = any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json"))
-        tokenizer = load_tokenizer(folder) if is_original else None
-        patch = (raw.get("vision_config") or {}).get("patch_size")
-        tiny_model.make(target, family or raw["model_type"], tokenizer=tokenizer, patch=patch)
-        for file in SETTINGS:
-            if (folder / file).is_file():
-                shutil.copyfile(folder / file, target / file)
-        templated = is_original or (folder / "chat_template.jinja").is_file()
-        tokens, template = ("original" if part else "built" for part in (is_original, templated))
-        parts = "the family's small one", tokens, template, "random"
-    return target, dict(zip(PARTS, parts, strict=True))
+        return target, parts | {"configuration": "original, made small"}
+    parts["configuration"] = "the family's small one"
+    if not any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json")):
+        tiny_model.make(target, name)
+        return target, parts | {"tokenizer": "built", "chat template": "built"}
+    patch = (raw.get("vision_config") or {}).get("patch_size")
+    tiny_model.make(target, name, tokenizer=load_tokenizer(folder), patch=patch)
+    for file in SETTINGS:
+        if (folder / file).is_file():
+            shutil.copyfile(folder / file, target / file)
+    return target, parts
 
 
 def shrunk(folder: Path) -> Any:
@@ -124,20 +123,22 @@ def certificate(
     with tempfile.TemporaryDirectory(prefix="pixelis-adopt-") as scratch:
         folder, parts = prepare(original, family, Path(scratch, "model"))
         settings = {"policy.model": folder, "policy.dtype": "float32", "engine.name": engine}
-        settings |= {
-            "dialogue.max_context": 4096,
-            "learner.row_tokens": 4096,
-            "dialogue.input.max_pixels": 2**21,
-        }
         settings |= {"policy.family": family} if family else {}
+        settings |= dict.fromkeys(("dialogue.max_context", "learner.row_tokens"), 4096)
+        settings |= {"dialogue.input.max_pixels": 2**21}
         config = load(None, [f"{key}={value}" for key, value in settings.items()])
         subject = Subject(config, coordinates, Path(scratch), dtype)
-        checks = [result._asdict() for result in certify(subject)]
-    family = family or type(subject.spec.family).__module__.rpartition(".")[2]
-    row = {"model_type": model_type, "family": family, "engine": engine, "dtype": dtype}
-    versions = {package: metadata.version(package) for package in ("torch", "transformers", "peft")}
-    failed = [check["name"] for check in checks if check["state"] == "failed"]
-    return row | {"parts": parts, "versions": versions, "failed": failed, "checks": checks}
+        checks = list(certify(subject))
+    return {
+        "model_type": model_type,
+        "family": family or type(subject.spec.family).__module__.rpartition(".")[2],
+        "engine": engine,
+        "dtype": dtype,
+        "parts": parts,
+        "versions": {package: metadata.version(package) for package in ("torch", "transformers", "peft")},
+        "failed": [check["name"] for check in checks if check["state"] == "failed"],
+        "checks": checks,
+    }
 
 
 def show(row: dict[str, Any]) -> None:
@@ -145,13 +146,13 @@ def show(row: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    console = Console()
     table = Table(
-        "check", "difference", "limit", "", title=f"{row['family']}, {row['engine']}, {row['dtype']}"
+        "check", "difference", "limit", "", title=", ".join((row["family"], row["engine"], row["dtype"]))
     )
     for check in row["checks"]:
         difference = "" if check["difference"] is None else f"{check['difference']:.2g}"
         table.add_row(check["name"], difference, f"{check['limit']:.2g}", check["state"])
-    console = Console()
     console.print(table)
     console.print(", ".join(f"{part}: {source}" for part, source in row["parts"].items()))
     for check in row["checks"]:
