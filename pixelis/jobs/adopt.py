@@ -8,8 +8,7 @@ times, a small random model of the same architecture is checked. Exits with 1 if
   --family F          family of the model, as policy.family
   --engine NAME       engine to compare with the learner; default: hf
   --dtype TYPE        the engine's type, where it computes in bfloat16 only; default: float32
-  --coordinates KIND  scale in which the model was trained to write places: thousand, pixels or unit; default:
-                      that of published models of its type
+  --coordinates KIND  scale of places that the model was trained to write: thousand, pixels or unit
   --out FOLDER        for certificate.html and certificate.json; default: runs/adopt/NAME
 """
 
@@ -76,9 +75,8 @@ def shrunk(folder: Path) -> Any:
 
     full = AutoConfig.from_pretrained(folder)
     values = shrink(full.to_dict())
-    for part in values.values():
-        if isinstance(part, dict) and "out_hidden_size" in part:
-            part["out_hidden_size"] = values["text_config"]["hidden_size"]
+    if "out_hidden_size" in (values.get("vision_config") or {}):
+        values["vision_config"]["out_hidden_size"] = values["text_config"]["hidden_size"]
     torch.manual_seed(0)
     kind = AutoModelForImageTextToText if "vision_config" in values else AutoModelForCausalLM
     return kind.from_config(type(full)(**values), dtype=torch.float32)
@@ -96,8 +94,7 @@ def shrink(values: dict[str, Any]) -> dict[str, Any]:
     if groups := values.get("num_key_value_heads"):
         out["num_key_value_heads"] = math.ceil(2 * groups / values[heads])
     kinds = values.get("layer_types") or [""]
-    count = max(2, 1 + max(kinds.index(kind) for kind in set(kinds)))
-    out[layers] = count
+    out[layers] = count = max(2, 1 + max(map(kinds.index, kinds)))
     for key, value in values.items():
         if isinstance(value, list) and len(value) == values[layers]:
             out[key] = value[:count]
@@ -107,7 +104,7 @@ def shrink(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def certificate(
-    name: str, family: str | None = None, engine: str = "hf", dtype: str = "float32", coordinates: Any = None
+    model: str, family: str | None = None, engine: str = "hf", dtype: str = "float32", coordinates: Any = None
 ) -> dict[str, Any]:
     """Check a model; returns its certificate. Arguments: the options of the command."""
     from transformers.utils import logging
@@ -116,17 +113,18 @@ def certificate(
     from pixelis.jobs.model_under_test import Subject
 
     logging.disable_progress_bar()
-    original = resolve(name)
+    original = resolve(model)
     model_type = model_config(original, family)["model_type"]
     if coordinates is None and model_type in FAMILIES:
         coordinates = FAMILIES[model_type].coordinates
     with tempfile.TemporaryDirectory(prefix="pixelis-adopt-") as scratch:
         folder, parts = prepare(original, family, Path(scratch, "model"))
-        settings = {"policy.model": folder, "policy.dtype": "float32", "engine.name": engine}
-        settings |= {"policy.family": family} if family else {}
-        settings |= dict.fromkeys(("dialogue.max_context", "learner.row_tokens"), 4096)
-        settings |= {"dialogue.input.max_pixels": 2**21}
-        config = load(None, [f"{key}={value}" for key, value in settings.items()])
+        settings = [f"policy.model={folder}", "policy.dtype=float32", f"engine.name={engine}"]
+        settings += [f"policy.family={family}"] if family else []
+        settings += ["dialogue.max_context=4096", f"dialogue.input.max_pixels={2**21}"]
+        # One row holds all samples, and nothing is clipped
+        settings += ["learner.rows=1", "learner.row_tokens=65536", "learner.max_grad_norm=1e9"]
+        config = load(None, settings)
         subject = Subject(config, coordinates, Path(scratch), dtype)
         checks = list(certify(subject))
     return {
@@ -143,22 +141,20 @@ def certificate(
 
 def show(row: dict[str, Any]) -> None:
     """Print a certificate as a table, and what each failure means."""
-    from rich.console import Console
+    import rich
     from rich.table import Table
 
-    console = Console()
     table = Table(
-        "check", "difference", "limit", "", title=", ".join((row["family"], row["engine"], row["dtype"]))
+        "check", "difference", "limit", "", title=f"{row['family']}, {row['engine']}, {row['dtype']}"
     )
     for check in row["checks"]:
         difference = "" if check["difference"] is None else f"{check['difference']:.2g}"
         table.add_row(check["name"], difference, f"{check['limit']:.2g}", check["state"])
-    console.print(table)
-    console.print(", ".join(f"{part}: {source}" for part, source in row["parts"].items()))
+    rich.print(table)
+    print(", ".join(f"{part}: {source}" for part, source in row["parts"].items()))
     for check in row["checks"]:
         if check["state"] == "failed":
-            text = f"failed: {check['name']}: {check['consequence']}\n    {check['detail']}"
-            console.print(text, markup=False, soft_wrap=True)
+            print(f"failed: {check['name']}: {check['consequence']}\n    {check['detail']}")
 
 
 def main() -> int:
@@ -169,13 +165,14 @@ def main() -> int:
         parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
         parser.add_argument("--coordinates", choices=("thousand", "pixels", "unit"))
         parser.add_argument("--out", type=Path)
-        a = parser.parse_args()
-        row = certificate(a.model, a.family, a.engine, a.dtype, a.coordinates)
-        out = a.out or Path("runs/adopt", Path(a.model).name)
+        options = vars(parser.parse_args())
+        model = options["model"]
+        out = options.pop("out") or Path("runs/adopt", Path(model).name)
         out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "certificate.json", row)
-        page = render("certificate.html", title=f"Certificate of {a.model}", row=row)
+        row = certificate(**options)
         show(row)
+        write_json(out / "certificate.json", row)
+        page = render("certificate.html", title=f"Certificate of {model}", row=row)
         print(f"certificate: {write_page(out / 'certificate.html', page)}")
     return int(bool(row["failed"]))
 

@@ -119,7 +119,7 @@ def prompt(s: Subject) -> Measured:
     earlier = Exchange(question="What is it?", answer="a cup", media=[item.id for item in media[:1]])
     question = Question(id="q", question="Where is it?", history=[earlier], media=media)
     turns = s.renderer.prompt(question, shown, operations=False)
-    messages = [
+    messages: list[tuple[str, Sequence[Any]]] = [
         ("user", dialect.question("What is it?", shown[:1], False, True)),
         ("assistant", dialect.render("a cup", Scale("unit"))),
         ("user", dialect.question("Where is it?", shown[1:], False, True)),

@@ -153,10 +153,8 @@ class Subject:
         return Completion(said, [0.0] * len(said), "stop")
 
     def trainer(self, full: bool) -> Trainer:
-        """A learner whose row holds all samples, and which clips nothing."""
-        row = {"rows": 1, "row_tokens": sum(len(sample.tokens) for sample in self.samples)}
-        learner = self.config.learner.model_copy(update=row | {"max_grad_norm": 1e9})
-        return Trainer(self.policy.model_copy(update={"full": full}), learner, total_steps=1, device="cpu")
+        policy = self.policy.model_copy(update={"full": full})
+        return Trainer(policy, self.config.learner, total_steps=1, device="cpu")
 
     @cached_property
     def whole(self) -> Trainer:
