@@ -77,7 +77,7 @@ def image_tokens(s: Subject) -> Measured:
     needs_images(s)
     turns = [turn for episode in s.episodes.values() for turn in episode if turn[1]]
     errors = [abs(ids.count(s.spec.image_token) - s.reference.count_features(views)) for ids, views in turns]
-    return Measured(max(errors), f"in {len(turns)} turns", limit=0)
+    return Measured(max(errors), limit=0)
 
 
 def template(s: Subject, *messages: tuple[str, Sequence[Any]]) -> str:
@@ -156,7 +156,7 @@ def forward(s: Subject) -> Measured:
 
 
 def packing(s: Subject) -> Measured:
-    return Measured(gradient_error(s.whole, s.samples, s.reference), "all parameters")
+    return Measured(gradient_error(s.whole, s.samples, s.reference))
 
 
 def lora_gradients(s: Subject) -> Measured:
@@ -165,16 +165,13 @@ def lora_gradients(s: Subject) -> Measured:
     linear = {short(name) for name, part in modules if part in decoder and isinstance(part, nn.Linear)}
     if lacking := linear - {short(name) for name in s.adapted.adapter().ranks}:
         return Measured(len(lacking), f"{len(lacking)} layers have no adapter: {min(lacking)}")
-    return Measured(
-        gradient_error(s.adapted, s.samples, s.peft), f"{len(linear)} layers and the vision tower"
-    )
+    return Measured(gradient_error(s.adapted, s.samples, s.peft), f"{len(linear)} layers")
 
 
 def banned(s: Subject) -> Measured:
     answers = [sample.tokens[sample.mask] for samples in s.generated for sample in samples]
-    sampled = int(np.isin(np.concatenate(answers), s.spec.banned).sum())
     allowed = {s.spec.image_token, s.spec.video_token} - {*s.spec.banned}
-    return Measured(sampled + len(allowed), f"{sampled} sampled", limit=0)
+    return Measured(int(np.isin(np.concatenate(answers), s.spec.banned).sum()) + len(allowed), limit=0)
 
 
 def adapter(s: Subject) -> Measured:
