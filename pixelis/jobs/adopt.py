@@ -119,13 +119,15 @@ def certificate(
         coordinates = FAMILIES[model_type].coordinates
     with tempfile.TemporaryDirectory(prefix="pixelis-adopt-") as scratch:
         folder, parts = prepare(original, family, Path(scratch, "model"))
-        settings = [f"policy.model={folder}", "policy.dtype=float32", f"engine.name={engine}"]
+        settings = [f"policy.model={folder}", f"policy.dtype={dtype}", f"engine.name={engine}"]
         settings += [f"policy.family={family}"] if family else []
+        reads_images = find_family(family or model_type).reads_images
+        settings += [f"policy.lora.vision_tower={str(reads_images).lower()}"]
         settings += ["dialogue.max_context=4096", f"dialogue.input.max_pixels={2**21}"]
         # One row holds all samples, and nothing is clipped
         settings += ["learner.rows=1", "learner.row_tokens=65536", "learner.max_grad_norm=1e9"]
         config = load(None, settings)
-        subject = Subject(config, coordinates, Path(scratch), dtype)
+        subject = Subject(config, coordinates, Path(scratch))
         checks = list(certify(subject))
     return {
         "model_type": model_type,

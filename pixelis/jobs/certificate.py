@@ -59,7 +59,7 @@ def compare(s: Subject, samples: Sequence[TrainSample], scorer: Trainer) -> Meas
     In bfloat16 their mean difference, at most 1.5 times that of transformers' own two types.
     """
     found, expected = [sample.log_probs[sample.mask] for sample in samples], scorer.model.log_probs(samples)
-    if s.dtype == "float32":
+    if s.config.policy.dtype == "float32":
         return Measured(largest(found, expected))
     rounded = Reference(s.spec, s.folder, dtype=torch.bfloat16)
     values = [found, expected, rounded.log_probs(samples), s.reference.log_probs(samples)]
@@ -184,7 +184,7 @@ def vision_cache(s: Subject) -> Measured:
 
 
 def merged(s: Subject) -> Measured:
-    [samples] = s.generate(str(s.merged), [None])
+    [samples] = s.generate(s.merged, [None])
     return compare(s, samples, s.adapted)
 
 

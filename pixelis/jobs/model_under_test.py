@@ -17,7 +17,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from pixelis.config import Config, LoraConfig
+from pixelis.config import Config
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import Completion, SamplingParams
 from pixelis.engines import Engine, start_engine
@@ -98,17 +98,15 @@ class Reference:
 class Subject:
     """A model under test and what several checks share: learners, exports, and episodes of an engine.
 
-    coordinates: the scale in which the model was trained to write places, None if nobody says; scratch: a
-    folder for exports; dtype: the engine's.
+    config: `policy.dtype` is the engine's; coordinates: the scale in which the model was trained to write places,
+    None if nobody says; scratch: a folder for exports.
     """
 
-    def __init__(self, config: Config, coordinates: Coordinates | None, scratch: Path, dtype: str):
-        self.config, self.coordinates, self.scratch, self.dtype = config, coordinates, scratch, dtype
+    def __init__(self, config: Config, coordinates: Coordinates | None, scratch: Path):
+        self.config, self.coordinates, self.scratch = config, coordinates, scratch
         self.folder = resolve(config.policy.model)
         self.tokenizer = load_tokenizer(self.folder)
         self.spec = load_spec(self.folder, self.tokenizer, config.policy.family)
-        lora = LoraConfig(rank=4, alpha=8, vision_tower=self.spec.reads_images)
-        self.policy = config.policy.model_copy(update={"lora": lora})
         self.renderer = Renderer(self.tokenizer, self.spec, config.dialogue, select(["zoom_in"]))
         self.reference = Reference(self.spec, self.folder)
         self.rng = np.random.default_rng(0)
@@ -153,7 +151,7 @@ class Subject:
         return Completion(said, [0.0] * len(said), "stop")
 
     def trainer(self, full: bool) -> Trainer:
-        policy = self.policy.model_copy(update={"full": full})
+        policy = self.config.policy.model_copy(update={"full": full, "dtype": "float32"})
         return Trainer(policy, self.config.learner, total_steps=1, device="cpu")
 
     @cached_property
@@ -163,8 +161,8 @@ class Subject:
 
     @cached_property
     def adapted(self) -> Trainer:
-        """A learner with a random adapter, of the vision tower too."""
-        trainer, lora = self.trainer(full=False), self.policy.lora
+        """A learner with a random adapter."""
+        trainer, lora = self.trainer(full=False), self.config.policy.lora
         tensors = {
             name: self.rng.normal(0, 0.08, shape).astype(np.float32)
             for name, shape in trainer.model.shapes.items()
@@ -181,18 +179,16 @@ class Subject:
 
     @cached_property
     def merged(self) -> Path:
-        out, family = self.scratch / "merged", self.policy.family
+        out, family = self.scratch / "merged", self.config.policy.family
         return write_merged_model(self.adapted.adapter(), self.folder, out, family=family)
 
     @cached_property
     def generated(self) -> list[list[TrainSample]]:
         """Episodes of an engine: with the base model, and then with the adapter."""
-        return self.generate(self.policy.model, [None, self.adapted.adapter()])
+        return self.generate(self.folder, [None, self.adapted.adapter()])
 
-    def generate(self, model: str, adapters: Sequence[Adapter | None]) -> list[list[TrainSample]]:
+    def generate(self, folder: Path, adapters: Sequence[Adapter | None]) -> list[list[TrainSample]]:
         """The episodes as an engine generates them with each of the adapters."""
-        policy = self.policy.model_copy(update={"model": model, "dtype": self.dtype})
-        config = self.config.model_copy(update={"policy": policy})
 
         async def episode(engine: Engine, turns: Turns) -> TrainSample:
             session = await engine.open()
@@ -202,7 +198,7 @@ class Subject:
             return sample
 
         async def run() -> list[list[TrainSample]]:
-            engine, rounds = start_engine(config, model), []
+            engine, rounds = start_engine(self.config, folder), []
             try:
                 for version, adapter in enumerate(adapters):
                     await engine.load(version, adapter)
