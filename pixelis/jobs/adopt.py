@@ -122,7 +122,7 @@ def certificate(
         settings = [f"policy.model={folder}", f"policy.dtype={dtype}", f"engine.name={engine}"]
         settings += [f"policy.family={family}"] if family else []
         reads_images = find_family(family or model_type).reads_images
-        settings += [f"policy.lora.vision_tower={str(reads_images).lower()}"]
+        settings += [f"policy.lora.vision_tower={reads_images}", "policy.lora.rank=4", "policy.lora.alpha=8"]
         settings += ["dialogue.max_context=4096", f"dialogue.input.max_pixels={2**21}"]
         # One row holds all samples, and nothing is clipped
         settings += ["learner.rows=1", "learner.row_tokens=65536", "learner.max_grad_norm=1e9"]

@@ -192,7 +192,7 @@ class Subject:
 
         async def episode(engine: Engine, turns: Turns) -> TrainSample:
             session = await engine.open()
-            say = functools.partial(session.generate, sampling=SamplingParams(max_tokens=8))
+            say = functools.partial(session.generate, sampling=SamplingParams(max_tokens=16))
             sample = await play(turns, say)
             session.close()
             return sample
