@@ -8,7 +8,8 @@ times, a small random model of the same architecture is checked. Exits with 1 if
   --family F          family of the model, as policy.family
   --engine NAME       engine to compare with the learner; default: hf
   --dtype TYPE        the engine's type, where it computes in bfloat16 only; default: float32
-  --coordinates KIND  scale of places that the model was trained to write: thousand, pixels or unit
+  --coordinates KIND  scale of places that the model was trained to write: thousand, pixels or unit; default:
+                      that of published models of its type
   --out FOLDER        for certificate.html and certificate.json; default: runs/adopt/NAME
 """
 

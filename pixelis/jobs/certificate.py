@@ -30,6 +30,8 @@ class NotChecked(Exception):
 
 
 class Measured(NamedTuple):
+    """A difference, what else to say, and the largest that passes."""
+
     difference: float
     detail: str = ""
     limit: float = 1e-4
