@@ -51,7 +51,8 @@ def prepare(folder: Path, family: str | None, target: Path) -> tuple[Path, dict[
         return folder, parts
     parts["weights"] = "random"
     name = family or raw["model_type"]
-    if type(find_family(name)).tiny is Family.tiny:
+    own = find_family(name)
+    if type(own).tiny is Family.tiny:
         from pixelis.policy.export import copy_settings
 
         copy_settings(folder, target)
