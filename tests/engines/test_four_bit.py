@@ -66,7 +66,9 @@ def difference(values: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> fl
     return float(np.abs(np.concatenate(values) - np.concatenate(others)).max())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=[pytest.mark.long] if f != "qwen3_vl" else []) for f in FAMILIES]
+)
 def test_the_engine_computes_with_the_learners_4_bit_base(family: str) -> None:
     settings = policy(family, quantization="nf4")
     for adapter in (None, random_adapter(family)):
@@ -79,7 +81,7 @@ def test_the_engine_computes_with_the_learners_4_bit_base(family: str) -> None:
             assert difference(exact.model.log_probs(samples), recorded) > 1e-3
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("dropout", [0.0, pytest.param(0.3, marks=pytest.mark.long)])
 def test_gradients_are_those_of_a_base_with_the_dequantised_weights(dropout: float) -> None:
     lora, samples = LORA.model_copy(update={"dropout": dropout}), batch(3)
     settings = {"learner": learner_with(rows=1), "adapter": random_adapter(), "seed": 5}
@@ -162,6 +164,7 @@ def test_what_cannot_be_combined_with_a_4_bit_base_is_refused(monkeypatch: pytes
         quantization.loading_options(NF4, torch.float32, torch.device("cpu"))
 
 
+@pytest.mark.long
 def test_two_workers_take_the_step_of_one_on_a_4_bit_base(tmp_path: Path) -> None:
     launch("two_workers.py", 2, tmp_path, "nf4")
     for name, steps in metrics(tmp_path).items():
