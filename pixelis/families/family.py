@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pixelis.errors import BadInput
+from pixelis.families.quick_imports import quick_imports
 from pixelis.records import Coordinates
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ class Family:
     `patch`, `merge`, `temporal`: pixels of a patch's side, patches of an image token's side, frames of a patch.
     """
 
+    architecture: str = ""
+    """Class of transformers."""
     vocab: int
     patch: int = 14
     merge: int = 2
@@ -88,29 +92,30 @@ class Family:
     """False for models of text alone: questions with pictures are refused."""
     note: str = ""
     """What models of the family do that a user should know."""
-    language_model: str = "model.language_model"
-    """Path of the language model in the model. All else but `lm_head` counts as the vision tower."""
     stacked: Mapping[str, int] = field(default_factory=dict)
     """Stacked experts below `mlp.` -> dimension of the hidden size in transformers' layout."""
     published_transposed: bool = False
     """Whether the published files, as vLLM reads them, hold stacked experts the other way round."""
     key_mapping: Mapping[str, str] = field(default_factory=dict)
-    """Patterns of names in checkpoints -> names in the model, for `from_pretrained`."""
+    """Patterns of names in checkpoints -> names in the model."""
 
     def of_folder(self, folder: Path) -> Family:
         """The family with what it needs of a model's folder."""
         return self
 
     def model_class(self) -> Any:
-        """The class of transformers, or ours with its interface."""
-        raise NotImplementedError
+        """`architecture`, or a class of ours with its interface."""
+        import transformers
+
+        with quick_imports():
+            return getattr(transformers, self.architecture)
 
     def prepare(self, model: Any) -> None:
         """Adjust a loaded model, without changing what it computes."""
 
     def language(self, model: Any) -> Any:
         """The language model in a model."""
-        return model.get_submodule(self.language_model)
+        return model.model.language_model
 
     def geometry(self, vision: Mapping[str, Any]) -> Geometry:
         """How views are divided. vision: `vision_config` of config.json, empty for a text model."""
@@ -156,19 +161,27 @@ class Family:
         return np.broadcast_to(np.arange(start, start + len(tokens)), (3, len(tokens))), start + len(tokens)
 
     def attend_packed(self, model: Any) -> bool:
-        """Prepare a model for the learner's packed rows; returns whether samples can share prompts."""
-        from pixelis.families.attention import use_packed_attention
+        """Prepare a model for the learner's packed rows; returns whether samples can share prompts.
 
-        return use_packed_attention(self.language(model))
+        They cannot with flash attention.
+        """
+        from pixelis.families.attention import PACKED
+
+        text = self.language(model).config
+        if text._attn_implementation == "sdpa":
+            text._attn_implementation = PACKED
+        return bool(text._attn_implementation == PACKED)
 
     def attend_cached(self, model: Any) -> None:
         """Prepare a model for the engine, which passes boolean 4-D masks and its own cache."""
-        from pixelis.families.attention import use_cached_attention
+        from pixelis.families.attention import CACHED
 
-        use_cached_attention(self.language(model))
+        self.language(model).config._attn_implementation = CACHED
 
     def parameter_name(self, name: str) -> str:
-        """The name of a parameter in transformers from that in a checkpoint."""
+        """The name of a parameter in transformers from that in a checkpoint, by `key_mapping`."""
+        for pattern, own in self.key_mapping.items():
+            name = re.sub(pattern, own, name)
         return name
 
     def encode_views(
@@ -219,8 +232,8 @@ class Family:
         states: Tensor = language_model(inputs_embeds=embeds, **inputs).last_hidden_state
         return states
 
-    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
-        """Class and configuration in transformers of a small model (sizes: `pixelis.nano.architecture.SIZES`)."""
+    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
+        """The configuration of a small model (sizes: `pixelis.nano.architecture.SIZES`)."""
         raise BadInput(f"{type(self).__name__} has no small model", fix="use a family of docs/models.md")
 
     def vllm_files(self, spec: ModelSpec, max_pixels: int) -> Mapping[str, Any] | None:

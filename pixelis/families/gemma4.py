@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from pixelis.errors import BadConfig
 from pixelis.families.family import Chat, Family, Geometry, Marks
-from pixelis.families.quick_imports import quick_imports
 from pixelis.families.qwen import head_width, tiny_text, tiny_tower
 
 if TYPE_CHECKING:
@@ -27,12 +26,6 @@ NO_THOUGHT = "<|channel>thought\n<channel|>"
 
 
 class Gemma4(Family):
-    def model_class(self) -> Any:
-        with quick_imports():
-            from transformers import Gemma4ForConditionalGeneration
-
-        return Gemma4ForConditionalGeneration
-
     def prepare(self, model: Any) -> None:
         from pixelis.families.capped_head import cap_head
 
@@ -118,10 +111,8 @@ class Gemma4(Family):
             attention["per_layer_inputs"] = language_model.get_per_layer_inputs(plain, None)
         return super().hidden_states(model, spec, tokens, positions, features, **attention)
 
-    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
+    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
         """Structured as E2B: the upper half of the layers shares keys and values of the lower."""
-        from transformers import Gemma4Config
-
         marks = ["<bos>", "<|turn>", "<turn|>", *self.marks[1:]]
         tokenizer.add_special_tokens({"additional_special_tokens": marks})
         ids = tokenizer.convert_tokens_to_ids
@@ -148,12 +139,12 @@ class Gemma4(Family):
             "position_embedding_size": 256,
             "use_clipped_linears": True,
         }
-        tokens = {"image": self.marks.image, "video": self.marks.video}
-        return self.model_class(), Gemma4Config(
-            text_config=text,
-            vision_config=vision,
-            **{f"{kind}_token_id": ids(mark) for kind, mark in tokens.items()},
-        )
+        return {
+            "text_config": text,
+            "vision_config": vision,
+            "image_token_id": ids(self.marks.image),
+            "video_token_id": ids(self.marks.video),
+        }
 
     def save_processor(self, model: Any, folder: Path, pixels: int) -> None:
         from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -211,6 +202,7 @@ def _cached_window(
 
 
 FAMILY = Gemma4(
+    architecture="Gemma4ForConditionalGeneration",
     vocab=262144,
     patch=16,
     merge=3,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from pixelis.errors import BadConfig, BadInput
 from pixelis.families.family import CHATML, Chat, Family, Geometry, Marks
-from pixelis.families.quick_imports import quick_imports
 from pixelis.families.qwen import head_width, tiny_text, tiny_tower
 
 if TYPE_CHECKING:
@@ -26,24 +25,11 @@ if TYPE_CHECKING:
 
 LANGUAGE_MODELS = ("qwen2", "qwen3")
 MAX_TILES = 12
-RENAMED = {
-    "language_model.model.": "model.language_model.",
-    "language_model.lm_head.": "lm_head.",
-    "vision_tower.": "model.vision_tower.",
-    "multi_modal_projector.": "model.multi_modal_projector.",
-}
-"""Beginnings of names in published files -> in transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InternVL(Family):
     tile: int = 448
-
-    def model_class(self) -> Any:
-        with quick_imports():
-            from transformers import InternVLForConditionalGeneration
-
-        return InternVLForConditionalGeneration
 
     def prepare(self, model: Any) -> None:
         kind = model.config.text_config.model_type
@@ -74,10 +60,6 @@ class InternVL(Family):
                 fix=f"set dialogue's max_pixels to at most {MAX_TILES * geometry.multiple**2}",
             )
         return (tiles + (tiles > 1)) * per_tile
-
-    def parameter_name(self, name: str) -> str:
-        old = next((old for old in RENAMED if name.startswith(old)), "")
-        return RENAMED.get(old, "") + name.removeprefix(old)
 
     def encode_views(
         self,
@@ -113,9 +95,7 @@ class InternVL(Family):
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (spec.image_mean, spec.image_std))
         return (torch.cat(tiles).float() / 255 - mean) / std
 
-    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
-        from transformers import InternVLConfig
-
+    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
         marks = {
             "start_image_token": self.marks.vision_start,
             "end_image_token": self.marks.vision_end,
@@ -126,13 +106,13 @@ class InternVL(Family):
         tile = self.tile if size["patch"] == self.patch else 8 * size["patch"]
         tokenizer.init_kwargs |= marks  # by these names the model's processor knows them
         text = tiny_text(tokenizer, size) | {"model_type": "qwen3", "head_dim": head_width(size)}
-        return self.model_class(), InternVLConfig(
-            text_config=text,
-            vision_config=tiny_tower(size) | {"image_size": tile},
-            tie_word_embeddings=False,
-            image_token_id=tokenizer.convert_tokens_to_ids(self.marks.image),
-            image_seq_length=(tile // size["patch"] // self.merge) ** 2,
-        )
+        return {
+            "text_config": text,
+            "vision_config": tiny_tower(size) | {"image_size": tile},
+            "tie_word_embeddings": False,
+            "image_token_id": tokenizer.convert_tokens_to_ids(self.marks.image),
+            "image_seq_length": (tile // size["patch"] // self.merge) ** 2,
+        }
 
     def vllm_files(self, spec: ModelSpec, max_pixels: int) -> Mapping[str, Any]:
         side = {"height": spec.multiple, "width": spec.multiple}
@@ -163,6 +143,13 @@ class InternVL(Family):
 
 
 FAMILY = InternVL(
+    architecture="InternVLForConditionalGeneration",
+    key_mapping={
+        r"^language_model\.model\.": "model.language_model.",
+        r"^language_model\.lm_head\.": "lm_head.",
+        r"^vision_tower\.": "model.vision_tower.",
+        r"^multi_modal_projector\.": "model.multi_modal_projector.",
+    },
     vocab=151936,
     image_mean=(0.485, 0.456, 0.406),
     image_std=(0.229, 0.224, 0.225),

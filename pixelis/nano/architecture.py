@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import transformers
 from jaxtyping import Float
 from torch import Tensor
 
 from pixelis.errors import BadInput
 from pixelis.families import NANO
+from pixelis.families.quick_imports import quick_imports
 from pixelis.families.spec import find_family
 
 if TYPE_CHECKING:
@@ -45,7 +47,11 @@ def build(
     if unknown:
         raise BadInput(f"unknown size {unknown[0]!r}", fix=f"use {', '.join(SIZES)}")
     size = {**SIZES, **sizes}
-    kind, config = find_family(family).tiny(tokenizer, size)
+    own = find_family(family)
+    values = own.tiny(tokenizer, size)
+    with quick_imports():
+        kind = getattr(transformers, own.architecture)
+    config = kind.config_class(**values)
     torch.manual_seed(seed)
     model = kind._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     visual = getattr(model.model, "visual", None)
