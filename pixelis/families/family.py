@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pixelis.errors import BadInput
 from pixelis.families.quick_imports import quick_imports
+from pixelis.files import write_json
 from pixelis.records import Coordinates
 
 if TYPE_CHECKING:
@@ -248,8 +249,10 @@ class Family:
         """The tokens for a view in a prompt for vLLM, which expands them to `image_ids`."""
         return [spec.vision_start, spec.image_token, spec.vision_end]
 
-    def save_processor(self, model: Any, folder: Path, pixels: int) -> None:
-        """Write the settings of the image processor, with which a view has `pixels` pixels, to a model folder."""
+    def save_processor(self, spec: ModelSpec, folder: Path, max_pixels: int) -> None:
+        """Write the settings of an image processor, as `vllm_files`, to the folder of a small model."""
+        for name, settings in (self.vllm_files(spec, max_pixels) or {}).items():
+            write_json(folder / name, settings)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pixelis.errors import BadConfig, BadInput
@@ -129,17 +128,6 @@ class InternVL(Family):
 
     def vllm_image(self, spec: ModelSpec) -> list[int]:
         return [spec.image_token]
-
-    def save_processor(self, model: Any, folder: Path, pixels: int) -> None:
-        from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
-
-        side = model.config.vision_config.image_size[0]
-        GotOcr2ImageProcessorPil(
-            crop_to_patches=True,
-            size={"height": side, "width": side},
-            image_mean=list(self.image_mean),
-            image_std=list(self.image_std),
-        ).save_pretrained(folder)
 
 
 FAMILY = InternVL(

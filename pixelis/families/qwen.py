@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pixelis.families.family import Family
@@ -116,19 +115,6 @@ class QwenVL(Family):
             "preprocessor_config.json": settings | {"image_processor_type": "Qwen2VLImageProcessor"},
             "video_preprocessor_config.json": settings | {"video_processor_type": video},
         }
-
-    def save_processor(self, model: Any, folder: Path, pixels: int) -> None:
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-        vision = model.config.vision_config
-        Qwen2VLImageProcessorPil(
-            patch_size=vision.patch_size,
-            merge_size=vision.spatial_merge_size,
-            temporal_patch_size=vision.temporal_patch_size,
-            size={"shortest_edge": pixels, "longest_edge": pixels},
-            image_mean=[0.5] * 3,
-            image_std=[0.5] * 3,
-        ).save_pretrained(folder)
 
     def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
         ids, half = tokenizer.convert_tokens_to_ids, head_width(size) // 2

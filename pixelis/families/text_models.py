@@ -30,7 +30,7 @@ class _TextModel:
         self.post_init()  # type: ignore[attr-defined]
 
     def get_input_embeddings(self) -> Any:
-        return self.model.language_model.embed_tokens
+        return self.model["language_model"].embed_tokens
 
     def get_output_embeddings(self) -> nn.Linear:
         return self.lm_head

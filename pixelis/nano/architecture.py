@@ -14,7 +14,7 @@ from torch import Tensor
 from pixelis.errors import BadInput
 from pixelis.families import NANO
 from pixelis.families.quick_imports import quick_imports
-from pixelis.families.spec import find_family
+from pixelis.families.spec import find_family, load_spec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -70,7 +70,8 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
     """Write a checkpoint folder for `from_pretrained`: weights, tokenizer and image processor."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    find_family(model.config.model_type).save_processor(model, folder, SIZES["view"] ** 2)
+    spec = load_spec(folder, tokenizer)
+    spec.family.save_processor(spec, folder, SIZES["view"] ** 2)
     for file in folder.glob("*.safetensors"):
         file.chmod(0o644)
 
