@@ -206,24 +206,21 @@ class Generic(Family):
         import torch
 
         language = self.language(model)
-        embeds = self.embed(model, spec, tokens, features)
         if "sequence" in attention:
             raise BadConfig(
                 "learner.sequence_parallel needs a model family of its own",
                 fix="set it to 1, or " + OWN_FAMILY,
             )
         if (segments := attention.get("segments")) is not None:
-            parts = []
+            parts, embeds = [], self.embed(model, spec, tokens, features)
             for bucket in segments.buckets:
                 places = torch.arange(bucket.shape[1], device=bucket.device)[None]
                 output = language(inputs_embeds=embeds[0][bucket], position_ids=places, use_cache=False)
                 parts.append(output.last_hidden_state.flatten(0, 1))
             return torch.cat(parts)[segments.inverse][None]
         masks = _masks(language.config, attention["attention_mask"], attention["past_key_values"].valid)
-        states: Tensor = language(
-            inputs_embeds=embeds, position_ids=positions[-1], **attention | {"attention_mask": masks}
-        ).last_hidden_state
-        return states
+        inputs = attention | {"attention_mask": masks, "position_ids": positions[-1]}
+        return super().hidden_states(model, spec, tokens, positions, features, **inputs)
 
     def vllm_files(self, spec: ModelSpec, max_pixels: int) -> Mapping[str, Any]:
         """The model's own: vLLM processes views as the learner does, and compares each prompt with its tokens."""
@@ -231,9 +228,8 @@ class Generic(Family):
         return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()}
 
     def vllm_image(self, spec: ModelSpec) -> list[int]:
-        return list(
-            _processor(self.folder).tokenizer.encode(_placeholder(self.folder)[0], add_special_tokens=False)
-        )
+        tokenizer, text = _processor(self.folder).tokenizer, _placeholder(self.folder)[0]
+        return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 FAMILY = Generic(
@@ -412,8 +408,7 @@ def _renamings(folder: str, kind: Any) -> tuple[Any, ...]:
 
     with torch.device("meta"):
         model = kind._from_config(_config(folder))
-    steps = get_model_conversion_mapping(model)
-    renamings = [step for step in steps if isinstance(step, WeightRenaming)]
+    renamings = [step for step in get_model_conversion_mapping(model) if isinstance(step, WeightRenaming)]
     return renamings, model.base_model_prefix, model.state_dict()
 
 
@@ -429,9 +424,8 @@ def _masks(
     """The engine's mask, for models with sliding windows one for each type of layer. valid: columns with a token."""
     from pixelis.families.attention import within_window
 
-    types = set(_layer_types(config))
-    if types == {"full_attention"}:
+    if "sliding_attention" not in _layer_types(config):
         return mask
     near = within_window(mask, valid, config.sliding_window)
     masks = {"full_attention": mask, "sliding_attention": near}
-    return {kind: masks[kind] for kind in types} if getattr(config, "layer_types", None) else near
+    return masks if getattr(config, "layer_types", None) else near
