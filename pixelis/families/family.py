@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-
-
 ROLES = ("system", "user", "assistant")
 
 
@@ -135,7 +133,7 @@ class Family:
 
     def image_tokens(self, geometry: Geometry, height: int, width: int) -> int:
         """Image tokens of a view of this size in pixels. Raises BadInput for a size that views cannot have."""
-        rows, columns = geometry.token_grid(height, width)
+        rows, columns = self.token_grid(geometry, height, width)
         return rows * columns
 
     def image_ids(self, spec: ModelSpec, height: int, width: int) -> list[int]:
@@ -201,14 +199,12 @@ class Family:
     def embed(
         self, model: Any, spec: ModelSpec, tokens: Int[Tensor, "rows length"], features: Features | None
     ) -> Float[Tensor, "rows length hidden"]:
-        """Embeddings of tokens, those of image tokens replaced by `features`. ValueError if they differ in number."""
+        """Embeddings of tokens, those of image tokens replaced by `features`."""
         embeds: Tensor = self.language(model).get_input_embeddings()(tokens)
         if features is None:
             return embeds
-        is_image = tokens == spec.image_token
-        if is_image.sum() != len(features.embeds):
-            raise ValueError(f"{int(is_image.sum())} image tokens but features of {len(features.embeds)}")
-        return embeds.masked_scatter(is_image.unsqueeze(-1), features.embeds.to(embeds.dtype))
+        is_image = (tokens == spec.image_token).unsqueeze(-1)
+        return embeds.masked_scatter(is_image, features.embeds.to(embeds.dtype))
 
     def hidden_states(
         self,
@@ -276,10 +272,6 @@ class Geometry:
                 fix="resize it with fit()",
             )
         return 1, height // self.patch, width // self.patch
-
-    def token_grid(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of a view's image tokens, without those of a thumbnail."""
-        return self.family.token_grid(self, height, width)
 
     def image_tokens(self, height: int, width: int) -> int:
         """Image tokens of a view of this size in pixels."""

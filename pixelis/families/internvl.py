@@ -50,7 +50,7 @@ class InternVL(Family):
         return Geometry(self, patch, self.merge, temporal=1, multiple=tile)
 
     def image_tokens(self, geometry: Geometry, height: int, width: int) -> int:
-        rows, columns = geometry.token_grid(height, width)
+        rows, columns = self.token_grid(geometry, height, width)
         per_tile = (geometry.multiple // geometry.patch // geometry.merge) ** 2
         tiles = rows * columns // per_tile
         if tiles > MAX_TILES:

@@ -164,9 +164,6 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise BadInput(f"{path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise BadInput(f"{path} contains {type(value).__name__}, not an object")
-    return value
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, OSError) as error:
+        raise BadInput(f"{path} is no JSON object: {error}") from None
