@@ -166,4 +166,4 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, OSError) as error:
-        raise BadInput(f"{path} is no JSON object: {error}") from None
+        raise BadInput(f"{path} is not JSON: {error}") from None
