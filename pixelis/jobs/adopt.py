@@ -8,7 +8,7 @@ times, a small random model of the same architecture is checked. Exits with 1 if
   --family F          family of the model, as policy.family
   --engine NAME       engine to compare with the learner; default: hf
   --dtype TYPE        the engine's type, where it computes in bfloat16 only; default: float32
-  --coordinates KIND  scale in which the model was trained to write places: thousand, pixels or unit; default:
+  --coordinates KIND  scale of places that the model was trained to write: thousand, pixels or unit; default:
                       that of published models of its type
   --out FOLDER        for certificate.html and certificate.json; default: runs/adopt/NAME
 """
@@ -36,7 +36,6 @@ from pixelis.telemetry.html.render import render, write_page
 
 COPIES = 16
 """Memory of the checks in sizes of bfloat16 weights: learners in float32, one with AdamW's state of all of them."""
-PARTS = ("configuration", "tokenizer", "chat template", "weights")
 SETTINGS = ("preprocessor_config.json", "processor_config.json", "chat_template.jinja")
 HEADS, LAYERS = ("num_attention_heads", "num_heads"), ("num_hidden_layers", "depth", "num_layers")
 SMALL = {"intermediate_size": 128, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
@@ -46,28 +45,29 @@ SMALL |= {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_
 def prepare(folder: Path, family: str | None, target: Path) -> tuple[Path, dict[str, str]]:
     """The folder to check, and where each of its parts comes from."""
     raw = model_config(folder, family)
-    own = find_family(family or raw["model_type"])
+    parts = dict.fromkeys(("configuration", "tokenizer", "chat template", "weights"), "original")
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if size and COPIES * size < psutil.virtual_memory().available:
-        return folder, dict.fromkeys(PARTS, "original")
+        return folder, parts
+    parts["weights"] = "random"
+    name = family or raw["model_type"]
+    own = find_family(name)
     if type(own).tiny is Family.tiny:
         from pixelis.policy.export import copy_settings
 
         copy_settings(folder, target)
         shrunk(folder).save_pretrained(target)
-        parts = "original, made small", "original", "original", "random"
-    else:
-        is_original = any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json"))
-        tokenizer = load_tokenizer(folder) if is_original else None
-        patch = own.geometry(raw.get("vision_config") or {}).patch
-        tiny_model.make(target, family or raw["model_type"], tokenizer=tokenizer, patch=patch)
-        for file in SETTINGS:
-            if (folder / file).is_file():
-                shutil.copyfile(folder / file, target / file)
-        templated = is_original or (folder / "chat_template.jinja").is_file()
-        tokens, template = ("original" if part else "built" for part in (is_original, templated))
-        parts = "the family's small one", tokens, template, "random"
-    return target, dict(zip(PARTS, parts, strict=True))
+        return target, parts | {"configuration": "original, made small"}
+    parts["configuration"] = "the family's small one"
+    if not any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json")):
+        tiny_model.make(target, name)
+        return target, parts | {"tokenizer": "built", "chat template": "built"}
+    patch = own.geometry(raw.get("vision_config") or {}).patch
+    tiny_model.make(target, name, tokenizer=load_tokenizer(folder), patch=patch)
+    for file in SETTINGS:
+        if (folder / file).is_file():
+            shutil.copyfile(folder / file, target / file)
+    return target, parts
 
 
 def shrunk(folder: Path) -> Any:
@@ -77,9 +77,8 @@ def shrunk(folder: Path) -> Any:
 
     full = AutoConfig.from_pretrained(folder)
     values = shrink(full.to_dict())
-    for part in values.values():
-        if isinstance(part, dict) and "out_hidden_size" in part:
-            part["out_hidden_size"] = values["text_config"]["hidden_size"]
+    if "out_hidden_size" in (values.get("vision_config") or {}):
+        values["vision_config"]["out_hidden_size"] = values["text_config"]["hidden_size"]
     torch.manual_seed(0)
     kind = AutoModelForImageTextToText if "vision_config" in values else AutoModelForCausalLM
     return kind.from_config(type(full)(**values), dtype=torch.float32)
@@ -97,8 +96,7 @@ def shrink(values: dict[str, Any]) -> dict[str, Any]:
     if groups := values.get("num_key_value_heads"):
         out["num_key_value_heads"] = math.ceil(2 * groups / values[heads])
     kinds = values.get("layer_types") or [""]
-    count = max(2, 1 + max(kinds.index(kind) for kind in set(kinds)))
-    out[layers] = count
+    out[layers] = count = max(2, 1 + max(map(kinds.index, kinds)))
     for key, value in values.items():
         if isinstance(value, list) and len(value) == values[layers]:
             out[key] = value[:count]
@@ -108,7 +106,7 @@ def shrink(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def certificate(
-    name: str, family: str | None = None, engine: str = "hf", dtype: str = "float32", coordinates: Any = None
+    model: str, family: str | None = None, engine: str = "hf", dtype: str = "float32", coordinates: Any = None
 ) -> dict[str, Any]:
     """Check a model; returns its certificate. Arguments: the options of the command."""
     from transformers.utils import logging
@@ -117,32 +115,37 @@ def certificate(
     from pixelis.jobs.model_under_test import Subject
 
     logging.disable_progress_bar()
-    original = resolve(name)
+    original = resolve(model)
     model_type = model_config(original, family)["model_type"]
     if coordinates is None and model_type in FAMILIES:
         coordinates = FAMILIES[model_type].coordinates
     with tempfile.TemporaryDirectory(prefix="pixelis-adopt-") as scratch:
         folder, parts = prepare(original, family, Path(scratch, "model"))
-        settings = {"policy.model": folder, "policy.dtype": "float32", "engine.name": engine}
-        settings |= {
-            "dialogue.max_context": 4096,
-            "learner.row_tokens": 4096,
-            "dialogue.input.max_pixels": 2**21,
-        }
-        settings |= {"policy.family": family} if family else {}
-        config = load(None, [f"{key}={value}" for key, value in settings.items()])
-        subject = Subject(config, coordinates, Path(scratch), dtype)
-        checks = [result._asdict() for result in certify(subject)]
-    family = family or type(subject.spec.family).__module__.rpartition(".")[2]
-    row = {"model_type": model_type, "family": family, "engine": engine, "dtype": dtype}
-    versions = {package: metadata.version(package) for package in ("torch", "transformers", "peft")}
-    failed = [check["name"] for check in checks if check["state"] == "failed"]
-    return row | {"parts": parts, "versions": versions, "failed": failed, "checks": checks}
+        settings = [f"policy.model={folder}", f"policy.dtype={dtype}", f"engine.name={engine}"]
+        settings += [f"policy.family={family}"] if family else []
+        reads_images = find_family(family or model_type).reads_images
+        settings += [f"policy.lora.vision_tower={reads_images}", "policy.lora.rank=4", "policy.lora.alpha=8"]
+        settings += ["dialogue.max_context=4096", f"dialogue.input.max_pixels={2**21}"]
+        # One row holds all samples, and nothing is clipped
+        settings += ["learner.rows=1", "learner.row_tokens=65536", "learner.max_grad_norm=1e9"]
+        config = load(None, settings)
+        subject = Subject(config, coordinates, Path(scratch))
+        checks = list(certify(subject))
+    return {
+        "model_type": model_type,
+        "family": family or type(subject.spec.family).__module__.rpartition(".")[2],
+        "engine": engine,
+        "dtype": dtype,
+        "parts": parts,
+        "versions": {package: metadata.version(package) for package in ("torch", "transformers", "peft")},
+        "failed": [check["name"] for check in checks if check["state"] == "failed"],
+        "checks": checks,
+    }
 
 
 def show(row: dict[str, Any]) -> None:
     """Print a certificate as a table, and what each failure means."""
-    from rich.console import Console
+    import rich
     from rich.table import Table
 
     table = Table(
@@ -151,13 +154,11 @@ def show(row: dict[str, Any]) -> None:
     for check in row["checks"]:
         difference = "" if check["difference"] is None else f"{check['difference']:.2g}"
         table.add_row(check["name"], difference, f"{check['limit']:.2g}", check["state"])
-    console = Console()
-    console.print(table)
-    console.print(", ".join(f"{part}: {source}" for part, source in row["parts"].items()))
+    rich.print(table)
+    print(", ".join(f"{part}: {source}" for part, source in row["parts"].items()))
     for check in row["checks"]:
         if check["state"] == "failed":
-            text = f"failed: {check['name']}: {check['consequence']}\n    {check['detail']}"
-            console.print(text, markup=False, soft_wrap=True)
+            print(f"failed: {check['name']}: {check['consequence']}\n    {check['detail']}")
 
 
 def main() -> int:
@@ -168,13 +169,14 @@ def main() -> int:
         parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
         parser.add_argument("--coordinates", choices=("thousand", "pixels", "unit"))
         parser.add_argument("--out", type=Path)
-        a = parser.parse_args()
-        row = certificate(a.model, a.family, a.engine, a.dtype, a.coordinates)
-        out = a.out or Path("runs/adopt", Path(a.model).name)
+        options = vars(parser.parse_args())
+        model = options["model"]
+        out = options.pop("out") or Path("runs/adopt", Path(model).name)
         out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "certificate.json", row)
-        page = render("certificate.html", title=f"Certificate of {a.model}", row=row)
+        row = certificate(**options)
         show(row)
+        write_json(out / "certificate.json", row)
+        page = render("certificate.html", title=f"Certificate of {model}", row=row)
         print(f"certificate: {write_page(out / 'certificate.html', page)}")
     return int(bool(row["failed"]))
 
