@@ -26,7 +26,6 @@ from benchmarks.harness import CLOCKS, Report, compare, parse_args
 from pixelis import config
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
-from pixelis.families.attention import use_packed_attention
 from pixelis.families.family import ModelSpec
 from pixelis.families.features import Features, concatenate
 from pixelis.policy.forward import FeatureCache
@@ -79,7 +78,7 @@ class Learner:
         """Run forward and backward on packed rows; return the negative log-likelihood of all policy
         tokens.
         """
-        use_packed_attention(self.model.model.language_model)
+        self.spec.family.attend_packed(self.model)
         total = 0.0
         for batch in batches:
             features = self._view_features(batch)

@@ -77,7 +77,7 @@ class Pretraining:
         self.heads = Heads(self.model.config.text_config.hidden_size).to(self.device)
         self.average = copy.deepcopy(self.model).eval()
         for model in (self.model, self.average):
-            batch_windows(model, "Qwen3VLVisionAttention")
+            batch_windows(model)
         self.parameters = [*self.model.parameters(), *self.heads.parameters()]
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=VISION_RATE, betas=(0.9, 0.95), weight_decay=0.02, fused=True

@@ -21,7 +21,6 @@ from pixelis.dialogue.dialects.base import by_exchange
 from pixelis.dialogue.session import TokenCallback
 from pixelis.errors import BadConfig, BadInput, OperationError
 from pixelis.families.family import ModelSpec
-from pixelis.families.spec import is_control
 from pixelis.operations.environment import Environment, environment_of
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
@@ -80,8 +79,12 @@ class Renderer:
         self.system, self.row_system = config.system != "none" and not spec.embedded, config.system == "row"
         self._token_cache: dict[tuple[str, bool], list[int]] = {}
         self._banned = frozenset(spec.banned)
-        added = tokenizer.added_tokens_decoder.values()
-        controls = {token.content for token in added if is_control(token.content, bool(token.special))}
+        # Tokens that structure a conversation: marked special, `<|...|>` or `<tag>`
+        controls = {
+            token.content
+            for token in tokenizer.added_tokens_decoder.values()
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+        }
         self._control = re.compile(
             "|".join(re.escape(text) for text in sorted(controls, key=len, reverse=True))
         )

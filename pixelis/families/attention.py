@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -60,19 +60,6 @@ class Segments:
             for rows, sizes, prompts in self.runs
         ]
         return Segments([*map(move, self.buckets)], move(self.inverse), runs, move(self.run_inverse))
-
-
-def use_packed_attention(language_model: Any) -> bool:
-    """Switch to `packed_attention`, with which samples can share prompts; False with flash attention."""
-    text = language_model.config
-    if text._attn_implementation == "sdpa":
-        text._attn_implementation = PACKED
-    return bool(text._attn_implementation == PACKED)
-
-
-def use_cached_attention(language_model: Any) -> None:
-    """Switch to `cached_attention`. Callers must pass 4-D masks."""
-    language_model.config._attn_implementation = CACHED
 
 
 def within_window(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pixelis.errors import BadInput
+from pixelis.families.quick_imports import quick_imports
+from pixelis.files import write_json
 from pixelis.records import Coordinates
 
 if TYPE_CHECKING:
@@ -20,8 +23,6 @@ if TYPE_CHECKING:
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-
-
 ROLES = ("system", "user", "assistant")
 
 
@@ -73,6 +74,8 @@ class Family:
     `patch`, `merge`, `temporal`: pixels of a patch's side, patches of an image token's side, frames of a patch.
     """
 
+    architecture: str = ""
+    """Class of transformers."""
     vocab: int
     patch: int = 14
     merge: int = 2
@@ -88,29 +91,30 @@ class Family:
     """False for models of text alone: questions with pictures are refused."""
     note: str = ""
     """What models of the family do that a user should know."""
-    language_model: str = "model.language_model"
-    """Path of the language model in the model. All else but `lm_head` counts as the vision tower."""
     stacked: Mapping[str, int] = field(default_factory=dict)
     """Stacked experts below `mlp.` -> dimension of the hidden size in transformers' layout."""
     published_transposed: bool = False
     """Whether the published files, as vLLM reads them, hold stacked experts the other way round."""
     key_mapping: Mapping[str, str] = field(default_factory=dict)
-    """Patterns of names in checkpoints -> names in the model, for `from_pretrained`."""
+    """Patterns of names in checkpoints -> names in the model."""
 
     def of_folder(self, folder: Path) -> Family:
         """The family with what it needs of a model's folder."""
         return self
 
     def model_class(self) -> Any:
-        """The class of transformers, or ours with its interface."""
-        raise NotImplementedError
+        """`architecture`, or a class of ours with its interface."""
+        import transformers
+
+        with quick_imports():
+            return getattr(transformers, self.architecture)
 
     def prepare(self, model: Any) -> None:
         """Adjust a loaded model, without changing what it computes."""
 
     def language(self, model: Any) -> Any:
         """The language model in a model."""
-        return model.get_submodule(self.language_model)
+        return model.model.language_model
 
     def geometry(self, vision: Mapping[str, Any]) -> Geometry:
         """How views are divided. vision: `vision_config` of config.json, empty for a text model."""
@@ -129,7 +133,7 @@ class Family:
 
     def image_tokens(self, geometry: Geometry, height: int, width: int) -> int:
         """Image tokens of a view of this size in pixels. Raises BadInput for a size that views cannot have."""
-        rows, columns = geometry.token_grid(height, width)
+        rows, columns = self.token_grid(geometry, height, width)
         return rows * columns
 
     def image_ids(self, spec: ModelSpec, height: int, width: int) -> list[int]:
@@ -156,19 +160,27 @@ class Family:
         return np.broadcast_to(np.arange(start, start + len(tokens)), (3, len(tokens))), start + len(tokens)
 
     def attend_packed(self, model: Any) -> bool:
-        """Prepare a model for the learner's packed rows; returns whether samples can share prompts."""
-        from pixelis.families.attention import use_packed_attention
+        """Prepare a model for the learner's packed rows; returns whether samples can share prompts.
 
-        return use_packed_attention(self.language(model))
+        They cannot with flash attention.
+        """
+        from pixelis.families.attention import PACKED
+
+        text = self.language(model).config
+        if text._attn_implementation == "sdpa":
+            text._attn_implementation = PACKED
+        return bool(text._attn_implementation == PACKED)
 
     def attend_cached(self, model: Any) -> None:
         """Prepare a model for the engine, which passes boolean 4-D masks and its own cache."""
-        from pixelis.families.attention import use_cached_attention
+        from pixelis.families.attention import CACHED
 
-        use_cached_attention(self.language(model))
+        self.language(model).config._attn_implementation = CACHED
 
     def parameter_name(self, name: str) -> str:
-        """The name of a parameter in transformers from that in a checkpoint."""
+        """The name of a parameter in transformers from that in a checkpoint, by `key_mapping`."""
+        for pattern, own in self.key_mapping.items():
+            name = re.sub(pattern, own, name)
         return name
 
     def encode_views(
@@ -187,14 +199,12 @@ class Family:
     def embed(
         self, model: Any, spec: ModelSpec, tokens: Int[Tensor, "rows length"], features: Features | None
     ) -> Float[Tensor, "rows length hidden"]:
-        """Embeddings of tokens, those of image tokens replaced by `features`. ValueError if they differ in number."""
+        """Embeddings of tokens, those of image tokens replaced by `features`."""
         embeds: Tensor = self.language(model).get_input_embeddings()(tokens)
         if features is None:
             return embeds
-        is_image = tokens == spec.image_token
-        if is_image.sum() != len(features.embeds):
-            raise ValueError(f"{int(is_image.sum())} image tokens but features of {len(features.embeds)}")
-        return embeds.masked_scatter(is_image.unsqueeze(-1), features.embeds.to(embeds.dtype))
+        is_image = (tokens == spec.image_token).unsqueeze(-1)
+        return embeds.masked_scatter(is_image, features.embeds.to(embeds.dtype))
 
     def hidden_states(
         self,
@@ -219,8 +229,8 @@ class Family:
         states: Tensor = language_model(inputs_embeds=embeds, **inputs).last_hidden_state
         return states
 
-    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
-        """Class and configuration in transformers of a small model (sizes: `pixelis.nano.architecture.SIZES`)."""
+    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
+        """The configuration of a small model (sizes: `pixelis.nano.architecture.SIZES`)."""
         raise BadInput(f"{type(self).__name__} has no small model", fix="use a family of docs/models.md")
 
     def vllm_files(self, spec: ModelSpec, max_pixels: int) -> Mapping[str, Any] | None:
@@ -235,8 +245,10 @@ class Family:
         """The tokens for a view in a prompt for vLLM, which expands them to `image_ids`."""
         return [spec.vision_start, spec.image_token, spec.vision_end]
 
-    def save_processor(self, model: Any, folder: Path, pixels: int) -> None:
-        """Write the settings of the image processor, with which a view has `pixels` pixels, to a model folder."""
+    def save_processor(self, spec: ModelSpec, folder: Path, max_pixels: int) -> None:
+        """Write the settings of an image processor, as `vllm_files`, to the folder of a small model."""
+        for name, settings in (self.vllm_files(spec, max_pixels) or {}).items():
+            write_json(folder / name, settings)
 
 
 @dataclass(frozen=True)
@@ -260,10 +272,6 @@ class Geometry:
                 fix="resize it with fit()",
             )
         return 1, height // self.patch, width // self.patch
-
-    def token_grid(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of a view's image tokens, without those of a thumbnail."""
-        return self.family.token_grid(self, height, width)
 
     def image_tokens(self, height: int, width: int) -> int:
         """Image tokens of a view of this size in pixels."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pixelis.errors import BadConfig
 from pixelis.families.family import Chat, Family, Geometry, Marks
-from pixelis.families.quick_imports import quick_imports
 from pixelis.families.qwen import head_width, tiny_text, tiny_tower
+from pixelis.files import write_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,12 +27,6 @@ NO_THOUGHT = "<|channel>thought\n<channel|>"
 
 
 class Gemma4(Family):
-    def model_class(self) -> Any:
-        with quick_imports():
-            from transformers import Gemma4ForConditionalGeneration
-
-        return Gemma4ForConditionalGeneration
-
     def prepare(self, model: Any) -> None:
         from pixelis.families.capped_head import cap_head
 
@@ -118,10 +112,8 @@ class Gemma4(Family):
             attention["per_layer_inputs"] = language_model.get_per_layer_inputs(plain, None)
         return super().hidden_states(model, spec, tokens, positions, features, **attention)
 
-    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
+    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
         """Structured as E2B: the upper half of the layers shares keys and values of the lower."""
-        from transformers import Gemma4Config
-
         marks = ["<bos>", "<|turn>", "<turn|>", *self.marks[1:]]
         tokenizer.add_special_tokens({"additional_special_tokens": marks})
         ids = tokenizer.convert_tokens_to_ids
@@ -148,20 +140,17 @@ class Gemma4(Family):
             "position_embedding_size": 256,
             "use_clipped_linears": True,
         }
-        tokens = {"image": self.marks.image, "video": self.marks.video}
-        return self.model_class(), Gemma4Config(
-            text_config=text,
-            vision_config=vision,
-            **{f"{kind}_token_id": ids(mark) for kind, mark in tokens.items()},
-        )
+        return {
+            "text_config": text,
+            "vision_config": vision,
+            "image_token_id": ids(self.marks.image),
+            "video_token_id": ids(self.marks.video),
+        }
 
-    def save_processor(self, model: Any, folder: Path, pixels: int) -> None:
-        from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
-
-        vision = model.config.vision_config
-        Gemma4ImageProcessorPil(
-            patch_size=vision.patch_size, pooling_kernel_size=vision.pooling_kernel_size
-        ).save_pretrained(folder)
+    def save_processor(self, spec: ModelSpec, folder: Path, max_pixels: int) -> None:
+        settings = {"patch_size": spec.patch, "pooling_kernel_size": spec.merge}
+        kind = {"image_processor_type": "Gemma4ImageProcessor"}
+        write_json(folder / "preprocessor_config.json", settings | kind)
 
 
 def _numbered(is_image: Bool[Tensor, "rows length"]) -> Int[Tensor, "rows length"]:
@@ -171,8 +160,9 @@ def _numbered(is_image: Bool[Tensor, "rows length"]) -> Int[Tensor, "rows length
     return starts.cumsum(1).masked_fill(~is_image, 0) - 1
 
 
-def _same_image(images: Int[Tensor, "rows length"]) -> Bool[Tensor, "rows length length"]:
-    return (images[:, :, None] == images[:, None, :]) & (images >= 0)[:, :, None]
+def _same_image(images: Int[Tensor, "rows length"]) -> Bool[Tensor, "rows 1 length length"]:
+    rows = images[:, None, :, None]
+    return (rows == images[:, None, None, :]) & (rows >= 0)
 
 
 def _window(
@@ -184,15 +174,15 @@ def _window(
     """
     import torch
 
+    from pixelis.families.attention import within_window
+
     length = bucket.shape[1]
     if length <= window and images is None:
         return None
-    places = torch.arange(length, device=bucket.device)
-    distance = places[:, None] - places
-    seen = (distance >= 0)[None]
+    mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=bucket.device).tril()
     if images is not None:
-        seen = seen | _same_image(images[0][bucket])
-    return (seen & (distance < window)).unsqueeze(1)
+        mask = mask | _same_image(images[0][bucket])
+    return within_window(mask, torch.ones_like(bucket[:1]), window)
 
 
 def _cached_window(
@@ -206,11 +196,12 @@ def _cached_window(
 
     if images is not None and (new := mask.shape[2]) > 1:
         mask = mask.clone()
-        mask[..., -new:] |= _same_image(images).unsqueeze(1)
+        mask[..., -new:] |= _same_image(images)
     return within_window(mask, cache.valid, window)
 
 
 FAMILY = Gemma4(
+    architecture="Gemma4ForConditionalGeneration",
     vocab=262144,
     patch=16,
     merge=3,

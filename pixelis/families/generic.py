@@ -12,7 +12,7 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,11 +73,8 @@ class Generic(Family):
         """Log the note, and check the forward pass."""
         log.warning("models of type %s %s", model.config.model_type, self.note)
         # ZeRO-3 gathers the weights only later
-        if not hasattr(next(model.parameters()), "ds_id"):
-            self._check(model)
-
-    def _check(self, model: Any) -> None:
-        """Raise BadConfig unless the logits of a picture and a text are those of the model's own forward pass."""
+        if hasattr(next(model.parameters()), "ds_id"):
+            return
         import numpy as np
         import torch
 
@@ -105,10 +102,8 @@ class Generic(Family):
                 )
                 error = (model.lm_head(states).float() - expected).norm() / expected.norm()
         except (AttributeError, TypeError) as cause:
-            raise BadConfig(
-                f"models of type {model.config.model_type} have other parts than most: {cause}",
-                fix=OWN_FAMILY,
-            ) from cause
+            message = f"models of type {model.config.model_type} have other parts than most: {cause}"
+            raise BadConfig(message, fix=OWN_FAMILY) from cause
         if not error < torch.finfo(model.dtype).eps ** 0.5:
             raise BadConfig(
                 f"models of type {model.config.model_type} compute more than embeddings, decoder and LM head: "
@@ -128,7 +123,7 @@ class Generic(Family):
             raise MissingFile(
                 f"no chat template in {self.folder}", fix="copy chat_template.jinja of the model there"
             )
-        chat = cut_template(functools.partial(_render, tokenizer), tokenizer)
+        chat = cut_template(tokenizer)
         whole, *parts = (
             tokenizer.encode(text, add_special_tokens=False) for text in (f"{chat.stop}Two", chat.stop, "Two")
         )
@@ -140,7 +135,7 @@ class Generic(Family):
             )
         placeholder, after_image = _placeholder(self.folder)
         shown, told = (
-            _render(tokenizer, [("user", *parts)], False).partition(parts[0] or placeholder)[0]
+            _render(tokenizer, [("user", *parts)]).partition(parts[0] or placeholder)[0]
             for parts in (("", "@"), ("@",))
         )
         # SmolVLM's differs by a space
@@ -172,8 +167,8 @@ class Generic(Family):
     def parameter_name(self, name: str) -> str:
         from transformers.core_model_loading import rename_source_key
 
-        renamed, converted = rename_source_key(name, *_renamings(self.folder, self.model_class()))
-        return str(renamed) if converted is None else name
+        renamings, prefix, parameters = _renamings(self.folder, self.model_class())
+        return rename_source_key(name, renamings, [], prefix, parameters)[0]
 
     def encode_views(
         self,
@@ -207,32 +202,25 @@ class Generic(Family):
         features: Features | None,
         **attention: Any,
     ) -> Float[Tensor, "rows length hidden"]:
+        """In a packed row the last token of a shorter sample is repeated behind it, where causal layers do not see it."""
         import torch
 
-        from pixelis.families.padded import by_bucket
-
         language = self.language(model)
-        embeds = self.embed(model, spec, tokens, features)
-
-        def forward(bucket: Tensor) -> Tensor:
-            index = torch.arange(bucket.shape[1], device=bucket.device)[None]
-            states: Tensor = language(
-                inputs_embeds=embeds[0][bucket], position_ids=index, use_cache=False
-            ).last_hidden_state
-            return states
-
         if "sequence" in attention:
             raise BadConfig(
                 "learner.sequence_parallel needs a model family of its own",
                 fix="set it to 1, or " + OWN_FAMILY,
             )
         if (segments := attention.get("segments")) is not None:
-            return by_bucket(segments, forward)
+            parts, embeds = [], self.embed(model, spec, tokens, features)
+            for bucket in segments.buckets:
+                places = torch.arange(bucket.shape[1], device=bucket.device)[None]
+                output = language(inputs_embeds=embeds[0][bucket], position_ids=places, use_cache=False)
+                parts.append(output.last_hidden_state.flatten(0, 1))
+            return torch.cat(parts)[segments.inverse][None]
         masks = _masks(language.config, attention["attention_mask"], attention["past_key_values"].valid)
-        states: Tensor = language(
-            inputs_embeds=embeds, position_ids=positions[-1], **attention | {"attention_mask": masks}
-        ).last_hidden_state
-        return states
+        inputs = attention | {"attention_mask": masks, "position_ids": positions[-1]}
+        return super().hidden_states(model, spec, tokens, positions, features, **inputs)
 
     def vllm_files(self, spec: ModelSpec, max_pixels: int) -> Mapping[str, Any]:
         """The model's own: vLLM processes views as the learner does, and compares each prompt with its tokens."""
@@ -240,9 +228,8 @@ class Generic(Family):
         return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()}
 
     def vllm_image(self, spec: ModelSpec) -> list[int]:
-        return list(
-            _processor(self.folder).tokenizer.encode(_placeholder(self.folder)[0], add_special_tokens=False)
-        )
+        tokenizer, text = _processor(self.folder).tokenizer, _placeholder(self.folder)[0]
+        return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 FAMILY = Generic(
@@ -250,34 +237,35 @@ FAMILY = Generic(
 )
 
 
-def cut_template(render: Callable[[Turns, bool], str], tokenizer: Any) -> Chat:
-    """The chat format of a template; render: from turns, and whether the assistant is next, to text.
+def cut_template(tokenizer: Any) -> Chat:
+    """The chat format of a tokenizer's template.
 
     Raises BadInput for a template that does not write a conversation as turns between marks.
     """
-    system, first, reply, second = turns = [
+    _, first, reply, second = turns = [
         (role, f"@{role}{place}@") for place, role in enumerate(("system", "user", "assistant", "user"))
     ]
-    text, prompt = (render([first], is_next) for is_next in (False, True))
-    before, _, user_end = text.partition(first[1])
-    user_end, opener = _divide(user_end + prompt.removeprefix(text), user_end)
-    last = render([first, reply], False).partition(reply[1])[2]
-    between = render([first, reply, second], False).partition(reply[1])[2].partition(second[1])[0]
+    before, user_end = _gaps(tokenizer, [first])
+    user_end, opener = _divide(_gaps(tokenizer, [first], True)[1], user_end)
     # The final turn may lack the line break behind it
+    last, between = _gaps(tokenizer, [first, reply])[2], _gaps(tokenizer, [first, reply, second])[2]
     end, user = _divide(between, _common(last, between))
-    whole = render(turns, True)
-    start, _, rest = whole.partition(system[1])
-    system_end, _, rest = rest.partition(first[1])
-    earlier = rest.partition(reply[1])[0].removeprefix(user_end)
+    gaps = _gaps(tokenizer, turns, True)
+    start, system_end, earlier = gaps[:3]
     # The template may write a system turn by itself
     head, bos = before.removesuffix(user), tokenizer.bos_token or ""
     prefix = head if start.startswith(head) else bos if start.startswith(bos) else ""
-    openers = {"system": start.removeprefix(prefix), "user": user, "assistant": earlier}
+    openers = {
+        "system": start.removeprefix(prefix),
+        "user": user,
+        "assistant": earlier.removeprefix(user_end),
+    }
     closers = {"system": system_end.removesuffix(user), "user": user_end, "assistant": end}
     stops = [token for token in tokenizer.get_added_vocab() if end.startswith(token)]
-    rebuilt = prefix + "".join(openers[role] + said + closers[role] for role, said in turns) + opener
-    is_divided = rebuilt == whole and before.endswith(user) and earlier.split() == opener.split()
-    if not stops or not is_divided:
+    ends, starts = ([marks[role] for role, _ in turns] for marks in (closers, openers))
+    is_divided = gaps == [end + start for end, start in zip([prefix, *ends], [*starts, opener], strict=True)]
+    is_alike = before.endswith(user) and openers["assistant"].split() == opener.split()
+    if not (stops and is_divided and is_alike):
         raise BadInput(
             "the chat template does not write a conversation as turns of system, user and assistant, the last "
             "closed by a special token",
@@ -285,6 +273,15 @@ def cut_template(render: Callable[[Turns, bool], str], tokenizer: Any) -> Chat:
             fix=OWN_FAMILY,
         )
     return Chat(openers | {"policy": opener}, closers, max(stops, key=len), prefix)
+
+
+def _gaps(tokenizer: Any, turns: Turns, assistant_next: bool = False) -> list[str]:
+    """What the chat template writes before, between and behind the texts of turns."""
+    gaps, rest = list[str](), _render(tokenizer, turns, assistant_next)
+    for _, said in turns:
+        gap, _, rest = rest.partition(said)
+        gaps.append(gap)
+    return [*gaps, rest]
 
 
 def _divide(marks: str, closer: str) -> tuple[str, str]:
@@ -299,7 +296,7 @@ def _common(one: str, other: str) -> str:
     return "".join(character for character, _ in equal)
 
 
-def _render(tokenizer: Any, turns: Turns, assistant_next: bool) -> str:
+def _render(tokenizer: Any, turns: Turns, assistant_next: bool = False) -> str:
     """A conversation by the chat template. An empty text stands for an image."""
     import jinja2
 
@@ -322,7 +319,7 @@ def _render(tokenizer: Any, turns: Turns, assistant_next: bool) -> str:
 def _placeholder(folder: str) -> tuple[str, str]:
     """What the chat template writes for an image between two texts, and white space behind it."""
     tokenizer = _processor(folder).tokenizer
-    plain, shown = (_render(tokenizer, [("user", "@1@", *image, "@2@")], False) for image in ((), ("",)))
+    plain, shown = (_render(tokenizer, [("user", "@1@", *image, "@2@")]) for image in ((), ("",)))
     start = len(_common(plain, shown))
     written = shown[start : start + len(shown) - len(plain)]
     return written.rstrip(), written[len(written.rstrip()) :]
@@ -411,10 +408,8 @@ def _renamings(folder: str, kind: Any) -> tuple[Any, ...]:
 
     with torch.device("meta"):
         model = kind._from_config(_config(folder))
-    steps = get_model_conversion_mapping(model)
-    renamings = [step for step in steps if isinstance(step, WeightRenaming)]
-    converters = [step for step in steps if not isinstance(step, WeightRenaming)]
-    return renamings, converters, model.base_model_prefix, model.state_dict()
+    renamings = [step for step in get_model_conversion_mapping(model) if isinstance(step, WeightRenaming)]
+    return renamings, model.base_model_prefix, model.state_dict()
 
 
 def _layer_types(config: Any) -> Sequence[str]:
@@ -429,9 +424,8 @@ def _masks(
     """The engine's mask, for models with sliding windows one for each type of layer. valid: columns with a token."""
     from pixelis.families.attention import within_window
 
-    types = set(_layer_types(config))
-    if types == {"full_attention"}:
+    if "sliding_attention" not in _layer_types(config):
         return mask
     near = within_window(mask, valid, config.sliding_window)
     masks = {"full_attention": mask, "sliding_attention": near}
-    return {kind: masks[kind] for kind in types} if getattr(config, "layer_types", None) else near
+    return masks if getattr(config, "layer_types", None) else near

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pixelis.errors import BadConfig, BadInput
 from pixelis.families.family import CHATML, Chat, Family, Geometry, Marks
-from pixelis.families.quick_imports import quick_imports
 from pixelis.families.qwen import head_width, tiny_text, tiny_tower
 
 if TYPE_CHECKING:
@@ -26,24 +24,11 @@ if TYPE_CHECKING:
 
 LANGUAGE_MODELS = ("qwen2", "qwen3")
 MAX_TILES = 12
-RENAMED = {
-    "language_model.model.": "model.language_model.",
-    "language_model.lm_head.": "lm_head.",
-    "vision_tower.": "model.vision_tower.",
-    "multi_modal_projector.": "model.multi_modal_projector.",
-}
-"""Beginnings of names in published files -> in transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InternVL(Family):
     tile: int = 448
-
-    def model_class(self) -> Any:
-        with quick_imports():
-            from transformers import InternVLForConditionalGeneration
-
-        return InternVLForConditionalGeneration
 
     def prepare(self, model: Any) -> None:
         kind = model.config.text_config.model_type
@@ -65,7 +50,7 @@ class InternVL(Family):
         return Geometry(self, patch, self.merge, temporal=1, multiple=tile)
 
     def image_tokens(self, geometry: Geometry, height: int, width: int) -> int:
-        rows, columns = geometry.token_grid(height, width)
+        rows, columns = self.token_grid(geometry, height, width)
         per_tile = (geometry.multiple // geometry.patch // geometry.merge) ** 2
         tiles = rows * columns // per_tile
         if tiles > MAX_TILES:
@@ -74,10 +59,6 @@ class InternVL(Family):
                 fix=f"set dialogue's max_pixels to at most {MAX_TILES * geometry.multiple**2}",
             )
         return (tiles + (tiles > 1)) * per_tile
-
-    def parameter_name(self, name: str) -> str:
-        old = next((old for old in RENAMED if name.startswith(old)), "")
-        return RENAMED.get(old, "") + name.removeprefix(old)
 
     def encode_views(
         self,
@@ -113,9 +94,7 @@ class InternVL(Family):
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (spec.image_mean, spec.image_std))
         return (torch.cat(tiles).float() / 255 - mean) / std
 
-    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
-        from transformers import InternVLConfig
-
+    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
         marks = {
             "start_image_token": self.marks.vision_start,
             "end_image_token": self.marks.vision_end,
@@ -126,13 +105,13 @@ class InternVL(Family):
         tile = self.tile if size["patch"] == self.patch else 8 * size["patch"]
         tokenizer.init_kwargs |= marks  # by these names the model's processor knows them
         text = tiny_text(tokenizer, size) | {"model_type": "qwen3", "head_dim": head_width(size)}
-        return self.model_class(), InternVLConfig(
-            text_config=text,
-            vision_config=tiny_tower(size) | {"image_size": tile},
-            tie_word_embeddings=False,
-            image_token_id=tokenizer.convert_tokens_to_ids(self.marks.image),
-            image_seq_length=(tile // size["patch"] // self.merge) ** 2,
-        )
+        return {
+            "text_config": text,
+            "vision_config": tiny_tower(size) | {"image_size": tile},
+            "tie_word_embeddings": False,
+            "image_token_id": tokenizer.convert_tokens_to_ids(self.marks.image),
+            "image_seq_length": (tile // size["patch"] // self.merge) ** 2,
+        }
 
     def vllm_files(self, spec: ModelSpec, max_pixels: int) -> Mapping[str, Any]:
         side = {"height": spec.multiple, "width": spec.multiple}
@@ -150,19 +129,15 @@ class InternVL(Family):
     def vllm_image(self, spec: ModelSpec) -> list[int]:
         return [spec.image_token]
 
-    def save_processor(self, model: Any, folder: Path, pixels: int) -> None:
-        from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
-
-        side = model.config.vision_config.image_size[0]
-        GotOcr2ImageProcessorPil(
-            crop_to_patches=True,
-            size={"height": side, "width": side},
-            image_mean=list(self.image_mean),
-            image_std=list(self.image_std),
-        ).save_pretrained(folder)
-
 
 FAMILY = InternVL(
+    architecture="InternVLForConditionalGeneration",
+    key_mapping={
+        r"^language_model\.model\.": "model.language_model.",
+        r"^language_model\.lm_head\.": "lm_head.",
+        r"^vision_tower\.": "model.vision_tower.",
+        r"^multi_modal_projector\.": "model.multi_modal_projector.",
+    },
     vocab=151936,
     image_mean=(0.485, 0.456, 0.406),
     image_std=(0.229, 0.224, 0.225),

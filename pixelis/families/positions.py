@@ -26,29 +26,22 @@ def mrope_positions(
     ``token_ids``: [n], image tokens expanded. ``grids``: [images, 3] (1, rows, columns in patches). ``start``:
     the free position after the previous piece. Raises BadInput if image tokens and grids disagree.
     """
-    ids = np.asarray(token_ids, dtype=np.int64)
-    positions = np.empty((3, len(ids)), dtype=np.int64)
-    is_image = ids == image_token
-    place, free = 0, int(start)
-    for grid in grids:
-        frames, rows, columns = int(grid[0]), int(grid[1]) // merge, int(grid[2]) // merge
-        if frames != 1:
-            raise BadInput(f"a grid of {frames} frames: pass video frames as separate images")
-        offsets = np.flatnonzero(is_image[place:])
-        size = rows * columns
-        if len(offsets) < size or not is_image[place + offsets[0] : place + offsets[0] + size].all():
-            raise BadInput(
-                f"{len(grids)} images need more image tokens than the sample's {int(is_image.sum())}"
-            )
-        first = place + int(offsets[0])
-        positions[:, place:first] = np.arange(free, free + first - place)
+    places = np.flatnonzero(np.asarray(token_ids) == image_token)
+    sizes = [(int(rows) // merge, int(columns) // merge) for _, rows, columns in grids]
+    if (expected := sum(rows * columns for rows, columns in sizes)) != len(places):
+        raise BadInput(f"{len(sizes)} images need {expected} image tokens, the sample has {len(places)}")
+
+    def text(stop: int) -> np.ndarray:
+        """Tokens up to `stop`."""
+        return np.broadcast_to(np.arange(free, free + stop - place), (3, stop - place))
+
+    parts, place, free, seen = [], 0, int(start), 0
+    for rows, columns in sizes:
+        first = int(places[seen])
+        parts.append(text(first))
         free += first - place
-        positions[0, first : first + size] = free
-        positions[1, first : first + size] = free + np.repeat(np.arange(rows), columns)
-        positions[2, first : first + size] = free + np.tile(np.arange(columns), rows)
+        parts.append(free + np.indices((1, rows, columns)).reshape(3, -1))
         free += max(rows, columns)
-        place = first + size
-    if is_image[place:].any():
-        raise BadInput(f"the sample has {int(is_image[place:].sum())} image tokens without an image")
-    positions[:, place:] = np.arange(free, free + len(ids) - place)
-    return positions, free + len(ids) - place
+        place, seen = first + rows * columns, seen + rows * columns
+    parts.append(text(len(token_ids)))
+    return np.concatenate(parts, axis=1), free + len(token_ids) - place

@@ -1,11 +1,10 @@
-"""What the families of Qwen share: the forward pass, and the parts of small configurations."""
+"""What the vision-language models of Qwen share, and parts of small configurations."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pixelis.families.family import Family
@@ -18,17 +17,26 @@ if TYPE_CHECKING:
     from pixelis.families.family import ModelSpec
     from pixelis.families.features import Features
 
+OLDER_NAMES = {
+    r"^visual\.": "model.visual.",
+    r"^model\.(?!visual\.|language_model\.)": "model.language_model.",
+}
 
-class Qwen(Family):
-    """A language model with rotary positions on three axes; images replace the embeddings of their tokens."""
 
-    def parameter_name(self, name: str) -> str:
-        """Older checkpoints have shorter names."""
-        if name.startswith("visual."):
-            return f"model.{name}"
-        if name.startswith("model.") and not name.startswith(("model.visual.", "model.language_model.")):
-            return f"model.language_model.{name.removeprefix('model.')}"
-        return name
+@dataclass(frozen=True, kw_only=True)
+class QwenVL(Family):
+    """A vision tower over patches, whose output is merged to image tokens, and rotary positions on three axes.
+
+    `vllm_processors`: classes of the processor and the video processor.
+    """
+
+    key_mapping: Mapping[str, str] = field(default_factory=OLDER_NAMES.copy)
+    vllm_processors: tuple[str, str] = ("Qwen3VLProcessor", "Qwen3VLVideoProcessor")
+
+    def prepare(self, model: Any) -> None:
+        from pixelis.families.vision import batch_windows
+
+        batch_windows(model)
 
     def positions(
         self,
@@ -56,23 +64,6 @@ class Qwen(Family):
             attention["deepstack_visual_embeds"] = features.deepstack
         attention["position_ids"] = positions
         return super().hidden_states(model, spec, tokens, positions, features, **attention)
-
-
-@dataclass(frozen=True, kw_only=True)
-class QwenVL(Qwen):
-    """A vision tower over patches, whose output is merged to image tokens.
-
-    `vision_attention`: class of the tower's attention over windows; `vllm_processors`: classes of the processor
-    and the video processor.
-    """
-
-    vision_attention: str
-    vllm_processors: tuple[str, str] | None = None
-
-    def prepare(self, model: Any) -> None:
-        from pixelis.families.vision import batch_windows
-
-        batch_windows(model, self.vision_attention)
 
     def encode_views(
         self,
@@ -109,9 +100,7 @@ class QwenVL(Qwen):
 
         return by_size(encode, views, one_pass)
 
-    def vllm_files(self, spec: ModelSpec, max_pixels: int) -> Mapping[str, Any] | None:
-        if self.vllm_processors is None:
-            return None
+    def vllm_files(self, spec: ModelSpec, max_pixels: int) -> Mapping[str, Any]:
         processor, video = self.vllm_processors
         settings = {
             "processor_class": processor,
@@ -127,18 +116,30 @@ class QwenVL(Qwen):
             "video_preprocessor_config.json": settings | {"video_processor_type": video},
         }
 
-    def save_processor(self, model: Any, folder: Path, pixels: int) -> None:
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-        vision = model.config.vision_config
-        Qwen2VLImageProcessorPil(
-            patch_size=vision.patch_size,
-            merge_size=vision.spatial_merge_size,
-            temporal_patch_size=vision.temporal_patch_size,
-            size={"shortest_edge": pixels, "longest_edge": pixels},
-            image_mean=[0.5] * 3,
-            image_std=[0.5] * 3,
-        ).save_pretrained(folder)
+    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
+        ids, half = tokenizer.convert_tokens_to_ids, head_width(size) // 2
+        text, side = tiny_text(tokenizer, size), half // 3
+        text["rope_parameters"]["mrope_section"] = [half - 2 * side, side, side]
+        vision = {
+            "depth": size["vision_layers"],
+            "hidden_size": size["vision_hidden"],
+            "intermediate_size": size["vision_feedforward"],
+            "num_heads": size["vision_heads"],
+            "patch_size": size["patch"],
+            "spatial_merge_size": size["merge"],
+            "temporal_patch_size": 2,
+            "out_hidden_size": size["hidden"],
+            "initializer_range": 0.06,
+        }
+        return {
+            "text_config": text,
+            "vision_config": vision,
+            "tie_word_embeddings": False,
+            "image_token_id": ids("<|image_pad|>"),
+            "video_token_id": ids("<|video_pad|>"),
+            "vision_start_token_id": ids("<|vision_start|>"),
+            "vision_end_token_id": ids("<|vision_end|>"),
+        }
 
 
 def tiny_text(tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
@@ -171,33 +172,6 @@ def tiny_tower(size: Mapping[str, int]) -> dict[str, Any]:
         "num_attention_heads": size["vision_heads"],
         "patch_size": size["patch"],
         "initializer_range": 0.06,
-    }
-
-
-def tiny_vl(tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
-    """A small configuration of a vision-language model, to which a family adds what is its own."""
-    ids, half = tokenizer.convert_tokens_to_ids, head_width(size) // 2
-    text, side = tiny_text(tokenizer, size), half // 3
-    text["rope_parameters"]["mrope_section"] = [half - 2 * side, side, side]
-    vision = {
-        "depth": size["vision_layers"],
-        "hidden_size": size["vision_hidden"],
-        "intermediate_size": size["vision_feedforward"],
-        "num_heads": size["vision_heads"],
-        "patch_size": size["patch"],
-        "spatial_merge_size": size["merge"],
-        "temporal_patch_size": 2,
-        "out_hidden_size": size["hidden"],
-        "initializer_range": 0.06,
-    }
-    return {
-        "text_config": text,
-        "vision_config": vision,
-        "tie_word_embeddings": False,
-        "image_token_id": ids("<|image_pad|>"),
-        "video_token_id": ids("<|video_pad|>"),
-        "vision_start_token_id": ids("<|vision_start|>"),
-        "vision_end_token_id": ids("<|vision_end|>"),
     }
 
 

@@ -6,32 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from pixelis.families.family import CLIP_MEAN, CLIP_STD
-from pixelis.families.quick_imports import quick_imports
-from pixelis.families.qwen import QwenVL, tiny_vl
+from pixelis.families.qwen import QwenVL
 
 
 class Qwen2VL(QwenVL):
-    def model_class(self) -> Any:
-        with quick_imports():
-            from transformers import Qwen2VLForConditionalGeneration
-
-        return Qwen2VLForConditionalGeneration
-
-    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
-        from transformers import Qwen2VLConfig
-
-        values = tiny_vl(tokenizer, size)
+    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
+        values = super().tiny(tokenizer, size)
         vision = values["vision_config"]
         vision["mlp_ratio"] = vision.pop("intermediate_size") // vision["hidden_size"]
         # Here the width of the blocks is `embed_dim`, and `hidden_size` that of the output.
         vision |= {"embed_dim": vision["hidden_size"], "hidden_size": vision.pop("out_hidden_size")}
-        return self.model_class(), Qwen2VLConfig(**values)
+        return values
 
 
 FAMILY = Qwen2VL(
+    architecture="Qwen2VLForConditionalGeneration",
     vocab=152064,
     image_mean=CLIP_MEAN,
     image_std=CLIP_STD,
-    vision_attention="VisionAttention",
     vllm_processors=("Qwen2VLProcessor", "Qwen2VLVideoProcessor"),
 )

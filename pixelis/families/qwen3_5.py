@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pixelis.families.quick_imports import quick_imports
-from pixelis.families.qwen import QwenVL, head_width
-from pixelis.families.qwen3_vl import tiny_qwen3_vl
+from pixelis.families.qwen import head_width
+from pixelis.families.qwen3_vl import Qwen3VL
 
 
-class Qwen3_5(QwenVL):
-    def model_class(self) -> Any:
-        with quick_imports():
-            from transformers import Qwen3_5ForConditionalGeneration
-
-        return Qwen3_5ForConditionalGeneration
-
+class Qwen3_5(Qwen3VL):
     def attend_packed(self, model: Any) -> bool:
         """Attention layers always use `packed_attention`, as flash attention cannot share prompts."""
         from pixelis.families.attention import PACKED
@@ -33,40 +26,34 @@ class Qwen3_5(QwenVL):
         super().attend_cached(model)
         mix_by_segments(self.language(model))
 
-    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
-        from transformers import Qwen3_5Config
-
-        return self.model_class(), Qwen3_5Config(**tiny_qwen3_5(tokenizer, size))
-
-
-def tiny_qwen3_5(tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
-    """A small configuration: of each four layers the last is attention, and so is the model's last."""
-    values = tiny_qwen3_vl(tokenizer, size)
-    del values["vision_config"]["deepstack_visual_indexes"]
-    width, last = head_width(size), size["layers"] - 1
-    text = values["text_config"]
-    # A quarter of each head is rotated.
-    text["rope_parameters"] |= {
-        "partial_rotary_factor": 0.25,
-        "mrope_section": [width // 8 - 2 * (width // 24), width // 24, width // 24],
-    }
-    text |= {
-        "layer_types": [
-            "full_attention" if i % 4 == 3 or i == last else "linear_attention" for i in range(size["layers"])
-        ],
-        "linear_key_head_dim": width,
-        "linear_value_head_dim": width,
-        "linear_num_key_heads": size["kv_heads"],
-        "linear_num_value_heads": size["heads"],
-    }
-    return values
+    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
+        """Of each four layers the last is attention, and so is the model's last."""
+        values = super().tiny(tokenizer, size)
+        del values["vision_config"]["deepstack_visual_indexes"]
+        width, last = head_width(size), size["layers"] - 1
+        text = values["text_config"]
+        # A quarter of each head is rotated.
+        text["rope_parameters"] |= {
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [width // 8 - 2 * (width // 24), width // 24, width // 24],
+        }
+        text |= {
+            "layer_types": [
+                "full_attention" if i % 4 == 3 or i == last else "linear_attention"
+                for i in range(size["layers"])
+            ],
+            "linear_key_head_dim": width,
+            "linear_value_head_dim": width,
+            "linear_num_key_heads": size["kv_heads"],
+            "linear_num_value_heads": size["heads"],
+        }
+        return values
 
 
 FAMILY = Qwen3_5(
+    architecture="Qwen3_5ForConditionalGeneration",
     vocab=248320,
     patch=16,
     image_token=248056,
     video_token=248057,
-    vision_attention="Qwen3_5VisionAttention",
-    vllm_processors=("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
 )

@@ -76,10 +76,9 @@ def load_spec(
 def find_family(name: str) -> Family:
     """The family of a `model_type`, or of a reference `package.module:NAME`. Raises BadConfig."""
     if name in FAMILIES:
-        family = FAMILIES[name]
-    else:
-        is_generic = name == GENERIC or (":" not in name and _is_of_transformers(name))
-        family = load_reference("pixelis.families.generic:FAMILY" if is_generic else name, "policy.family")
+        return FAMILIES[name]
+    is_generic = name == GENERIC or _is_of_transformers(name)
+    family = load_reference("pixelis.families.generic:FAMILY" if is_generic else name, "policy.family")
     if not isinstance(family, Family):
         raise BadConfig(f"policy.family: {name} is no Family", fix="see docs/families.md")
     return family
@@ -109,9 +108,8 @@ def model_config(folder: str | Path, family: str | None = None) -> dict[str, Any
     if family is None and model_type not in FAMILIES and not _is_of_transformers(model_type):
         raise BadConfig(
             f"policy.model: {Path(folder).name} is a model of type {model_type}",
-            fix=f"use one of {', '.join(sorted(FAMILIES))}, a vision-language model of transformers, or name your own "
-            "in policy.family "
-            "(docs/families.md)",
+            fix=f"use one of {', '.join(sorted(FAMILIES))}, a vision-language model of transformers, or name "
+            "your own in policy.family (docs/families.md)",
         )
     return raw
 
@@ -144,11 +142,6 @@ def token_id(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
     return int(token)
 
 
-def is_control(text: str, special: bool) -> bool:
-    """True for tokens that structure a conversation: marked special, ``<|...|>`` or ``<tag>``."""
-    return special or (text.startswith("<") and text.endswith(">"))
-
-
 def _check_tokens(
     tokenizer: PreTrainedTokenizerBase, vocab: int, placeholders: dict[str, tuple[int, str]]
 ) -> None:
@@ -171,9 +164,6 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, OSError) as error:
         raise BadInput(f"{path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise BadInput(f"{path} contains {type(value).__name__}, not an object")
-    return value

@@ -14,8 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from pixelis.errors import BadInput
-
 if TYPE_CHECKING:
     from torch import nn
 
@@ -34,44 +32,33 @@ def patchify(
 ) -> tuple[Float[Tensor, "patches values"], Int[Tensor, "views 3"]]:
     """pixel_values and grid_thw (frames, rows, columns in patches) as Qwen's image processors give them.
 
-    BadInput for a view whose sides are not multiples of patch * merge.
+    The sides of a view are multiples of patch * merge.
     """
-    groups: list[torch.Tensor] = []
+    patches: list[torch.Tensor] = []
     grids: list[tuple[int, int, int]] = []
     shift, scale = (torch.tensor(values, device=device).view(3, 1, 1) for values in (mean, std))
     brightest = torch.full_like(scale, 255)
-    position = 0
-    while position < len(views):
-        shape = views[position].shape
-        if shape[0] % (patch * merge) or shape[1] % (patch * merge):
-            message = f"the sides of a view of {shape[0]} x {shape[1]} are not multiples of {patch * merge}"
-            raise BadInput(message, fix="resize it with pixel_budget.fit")
-        stop = position
-        while stop < len(views) and views[stop].shape == shape:
-            stop += 1
+    for shape, group in itertools.groupby(views, key=np.shape):
         rows, columns = shape[0] // patch, shape[1] // patch
-        pixels = torch.from_numpy(np.stack(views[position:stop])).to(device)
+        pixels = torch.from_numpy(np.stack([*group])).to(device)
+        grids += [(1, rows, columns)] * len(pixels)
         pixels = pixels.view(-1, rows // merge, merge, patch, columns // merge, merge, patch, 3)
         # -> views, row block, column block, row in block, column in block, channel, patch row, patch column
         pixels = pixels.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(-1, 3, 1, patch * patch)
         values = pixels.float().div_(brightest).sub_(shift).div_(scale)
-        groups.append(values.expand(-1, -1, temporal, -1).reshape(-1, 3 * temporal * patch * patch))
-        grids += [(1, rows, columns)] * (stop - position)
-        position = stop
-    if not groups:
-        groups = [torch.empty(0, 3 * temporal * patch * patch, device=device)]
-    return torch.cat(groups), torch.tensor(grids, dtype=torch.int64, device=device).view(-1, 3)
+        patches.append(values.expand(-1, -1, temporal, -1).reshape(-1, 3 * temporal * patch * patch))
+    return torch.cat(patches), torch.tensor(grids, dtype=torch.int64, device=device)
 
 
-def batch_windows(model: nn.Module, attention: str | None) -> int:
-    """Replace the sdpa attention of this class in a vision tower; returns the number of replaced layers.
+def batch_windows(model: nn.Module) -> int:
+    """Replace the sdpa attention of a vision tower; returns the number of replaced layers.
 
     The classes of all Qwen families have the same weights and arguments.
     """
     changed = 0
     module: Any
     for module in model.modules():
-        if type(module).__name__ == attention and module.config._attn_implementation == "sdpa":
+        if type(module).__name__.endswith("VisionAttention") and module.config._attn_implementation == "sdpa":
             module.forward = types.MethodType(_batched_attention, module)
             changed += 1
     return changed

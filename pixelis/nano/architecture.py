@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import transformers
 from jaxtyping import Float
 from torch import Tensor
 
 from pixelis.errors import BadInput
 from pixelis.families import NANO
-from pixelis.families.spec import find_family
+from pixelis.families.quick_imports import quick_imports
+from pixelis.families.spec import find_family, load_spec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -45,7 +47,11 @@ def build(
     if unknown:
         raise BadInput(f"unknown size {unknown[0]!r}", fix=f"use {', '.join(SIZES)}")
     size = {**SIZES, **sizes}
-    kind, config = find_family(family).tiny(tokenizer, size)
+    own = find_family(family)
+    values = own.tiny(tokenizer, size)
+    with quick_imports():
+        kind = getattr(transformers, own.architecture)
+    config = kind.config_class(**values)
     torch.manual_seed(seed)
     model = kind._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     visual = getattr(model.model, "visual", None)
@@ -64,7 +70,8 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
     """Write a checkpoint folder for `from_pretrained`: weights, tokenizer and image processor."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    find_family(model.config.model_type).save_processor(model, folder, SIZES["view"] ** 2)
+    spec = load_spec(folder, tokenizer)
+    spec.family.save_processor(spec, folder, SIZES["view"] ** 2)
     for file in folder.glob("*.safetensors"):
         file.chmod(0o644)
 

@@ -110,7 +110,7 @@ def question_vectors(
     flat = [view for images in views for view in images]
     vectors = []
     for view, features in zip(flat, spec.family.encode_views(model, spec, flat) if flat else [], strict=True):
-        rows, columns = spec.token_grid(*view.shape[:2])
+        rows, columns = spec.family.token_grid(spec, *view.shape[:2])
         vector = pool(features.embeds[: rows * columns], rows, columns)
         vectors.append(functional.normalize(vector, dim=0).cpu().numpy())
     ordered = iter(vectors)

@@ -47,11 +47,7 @@ class Toy(Qwen3VL):
         return Chat.bracketed("<|turn|>", "<|stop|>")
 
 
-FAMILY = Toy(
-    vocab=512,
-    coordinates="unit",
-    vision_attention="Qwen3VLVisionAttention",
-)
+FAMILY = Toy(architecture="Qwen3VLForConditionalGeneration", vocab=512, coordinates="unit")
 """
 """A family with other chat marks and coordinates, whose pictures are negatives."""
 

@@ -70,14 +70,14 @@ NO_THOUGHT = r"{{ '<|channel>thought\n<channel|>' }}"
 def folder(structure: str) -> Path:
     """A tiny random model with a released model's structure, and position embeddings that are not all 1."""
     root, tokenizer = Path(tempfile.mkdtemp(prefix=f"pixelis-{structure}-")), build_tokenizer()
-    kind, tiny = FAMILY.tiny(tokenizer, SIZES | TINY)
+    tiny = Gemma4Config(**FAMILY.tiny(tokenizer, SIZES | TINY))
     text = tiny.text_config.to_dict() | STRUCTURES[structure]
     if STRUCTURES[structure]:
         del text["per_layer_config"]
         text["global_head_dim"] = 64
     settings = Gemma4Config(**tiny.to_dict() | {"text_config": text})
     torch.manual_seed(5)
-    model = kind._from_config(settings, dtype=torch.float32)
+    model = FAMILY.model_class()._from_config(settings, dtype=torch.float32)
     with torch.no_grad():
         model.model.vision_tower.patch_embedder.position_embedding_table.normal_(std=0.5)
         for name, parameter in model.named_parameters():

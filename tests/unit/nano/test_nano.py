@@ -123,7 +123,7 @@ def test_a_lesson_teaches_every_part():
 @pytest.fixture(scope="module")
 def base():
     model = AutoModelForImageTextToText.from_pretrained(BASE, dtype=torch.float32).eval()
-    batch_windows(model, "Qwen3VLVisionAttention")
+    batch_windows(model)
     return model
 
 

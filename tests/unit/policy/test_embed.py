@@ -7,7 +7,6 @@ import pytest
 import torch
 from tiny_policy import Maker, spec, stock
 
-from pixelis.families.attention import use_packed_attention
 from pixelis.policy.embed import turn_ends, turn_states
 from pixelis.records import ImageView, Trajectory, Turn
 
@@ -15,7 +14,7 @@ from pixelis.records import ImageView, Trajectory, Turn
 @pytest.fixture(scope="module")
 def model() -> torch.nn.Module:
     model = stock()
-    use_packed_attention(model.model.language_model)
+    spec().family.attend_packed(model)
     return model
 
 
