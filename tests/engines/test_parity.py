@@ -352,7 +352,7 @@ async def test_a_turn_ends_with_the_stop_token_and_contains_it(running: RunningE
     left = np.zeros((spec.vocab, LORA.rank), np.float32)
     left[spec.stop] = 500
     five = SamplingParams(0.0, 1.0, 5)
-    for sign in (1, -1):
+    for sign in (1, -1, 0):  # of a head that nearly always stops, or else hardly ever; and the random model
         right = sign * np.ones((LORA.rank, stock(running.family).lm_head.in_features), np.float32)
         await engine.load(9, head_adapter(running, left, right))
         for episode in sample_episodes(Maker(running.family, seed=8)):
