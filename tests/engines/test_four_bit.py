@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,10 @@ from pixelis.policy.model import load_model
 from pixelis.policy.model_path import fingerprint
 from pixelis.policy.samples import TrainSample
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="requires bitsandbytes: make test-vllm"),
+]
 
 NF4 = policy(quantization="nf4")
 
