@@ -142,6 +142,7 @@ def test_the_end_of_a_process_is_that_of_its_episodes_alone(
     pool[0].run(body(pool[1]))
 
 
+@pytest.mark.long  # the other tests play episodes of an environment and its demonstrations
 @pytest.mark.timeout(900)
 def test_a_policy_trains_in_an_environment(ray_cluster: None, tmp_path: Path) -> None:
     """Rows with an environment and without one in one run."""
