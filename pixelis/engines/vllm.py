@@ -520,13 +520,22 @@ class VllmEngine(Engine[VllmSession]):
 
 
 def collapse(tokens: Sequence[int], pieces: Sequence[Sequence[int]], placeholder: Sequence[int]) -> list[int]:
-    """Replace each picture's `pieces` of the tokens, which stand in this order, by a placeholder."""
-    short, ids = list[int](), [int(token) for token in tokens]
+    """Replace each picture's `pieces` of the tokens, which stand in this order, by a placeholder.
+
+    Raises BadInput for tokens without one of the pieces.
+    """
+    short, start, ids = list[int](), 0, [int(token) for token in tokens]
     for piece in pieces:
-        place = next(i for i in range(len(ids)) if ids[i : i + len(piece)] == list(piece))
-        short += [*ids[:place], *placeholder]
-        ids = ids[place + len(piece) :]
-    return short + ids
+        place = start
+        try:
+            # Only places with the piece's first token are compared: a picture has thousands of tokens
+            while ids[(place := ids.index(piece[0], place)) : place + len(piece)] != list(piece):
+                place += 1
+        except ValueError:
+            raise BadInput("the tokens of a picture are not those of the model's family") from None
+        short += [*ids[start:place], *placeholder]
+        start = place + len(piece)
+    return short + ids[start:]
 
 
 def _number(*values: object) -> int:

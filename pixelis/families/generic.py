@@ -134,12 +134,12 @@ class Generic(Family):
                 fix=OWN_FAMILY,
             )
         placeholder, after_image = _placeholder(self.folder)
-        shown, told = (
+        before_image, before_text = (
             _render(tokenizer, [("user", *parts)]).partition(parts[0] or placeholder)[0]
             for parts in (("", "@"), ("@",))
         )
         # SmolVLM's differs by a space
-        opener = shown.removeprefix(told.removesuffix(chat.openers["user"]))
+        opener = before_image.removeprefix(before_text.removesuffix(chat.openers["user"]))
         return chat._replace(openers={**chat.openers, "image": opener}, after_image=after_image)
 
     def token_grid(self, geometry: Geometry, height: int, width: int) -> tuple[int, int]:

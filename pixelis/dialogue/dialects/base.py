@@ -126,7 +126,7 @@ class Dialect:
             return [*self._render_thought(think), *self._render_answer(content)]
         out = self._render_thought(think)
         for number, action in enumerate([content] if isinstance(content, Action) else content):
-            call = self._json(self._write_call(self.adapt(action), self._scaled(scale)))
+            call = self._dump(self._write_call(self.adapt(action), self._scaled(scale)))
             out += ["\n"] * (number > 0) + [Tag(f"<{self.call}>"), call, Tag(f"</{self.call}>")]
         return out
 
@@ -151,7 +151,7 @@ class Dialect:
                     if isinstance(old[key], dict) and isinstance(new.get(key), dict)
                 }
                 new = {**old, **new, **inner}
-            written = call[1].replace(call[1].strip(), self._json(new).strip())
+            written = call[1].replace(call[1].strip(), self._dump(new).strip())
             text = text[: start + call.start(1)] + written + text[start + call.end(1) :]
         return text
 
@@ -217,7 +217,7 @@ class Dialect:
             return calls[:max_calls]
         return calls[-1:] if self.several == "last" else calls[:1]
 
-    def _json(self, call: Any) -> str:
+    def _dump(self, call: Any) -> str:
         return json.dumps(call, separators=self.separators, ensure_ascii=False, allow_nan=False)
 
     def _load(self, text: str) -> Any:

@@ -54,7 +54,7 @@ class QwenXml(Qwen):
     def _render_thought(self, think: str | None) -> list[str]:
         return [Tag("<think>"), f"\n{think}\n", Tag("</think>"), "\n\n"] if think else []
 
-    def _json(self, call: Any) -> str:
+    def _dump(self, call: Any) -> str:
         lines = [f"<function={call['name']}>"]
         for name, value in call["arguments"].items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

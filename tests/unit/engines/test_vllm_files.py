@@ -120,6 +120,9 @@ def test_each_picture_becomes_one_pad():
     assert collapse([1, 9, 9, 9, 2, 9, 3], [[9, 9, 9], [9]], [9]) == [1, 9, 2, 9, 3]
     assert collapse([7, 9, 9, 8, 7, 9, 8], [[7, 9, 9, 8], [7, 9, 8]], [5]) == [5, 5]
     assert collapse([1, 2], [], [9]) == [1, 2]
+    assert collapse([7, 1, 7, 9, 8], [[7, 9, 8]], [5]) == [7, 1, 5]
+    with pytest.raises(BadInput):
+        collapse([1, 9], [[7, 9, 8]], [5])
 
 
 @pytest.mark.slow
