@@ -8,6 +8,9 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from pixelis.config.base import Section
 
+ALL_LINEAR = "all-linear"
+"""Entry of policy.lora.targets for all linear layers of the language model; the name is PEFT's."""
+
 
 class LoraConfig(Section):
     rank: PositiveInt = 16
@@ -19,14 +22,14 @@ class LoraConfig(Section):
     rank"""
     dropout: float = Field(0.0, ge=0, lt=1)
     """dropout on the input of the adapters"""
-    targets: list[str] = Field(["all-linear"])
+    targets: list[str] = Field([ALL_LINEAR])
     """names of the linear layers of the language model with adapters; all-linear: all but lm_head"""
     vision_tower: bool = False
     """adapters on all linear layers of the vision tower too"""
 
     def adapts(self, layer: str) -> bool:
         """Whether a linear layer of the language model, or `lm_head`, gets an adapter. layer: its own name."""
-        return layer in self.targets or ("all-linear" in self.targets and layer != "lm_head")
+        return layer in self.targets or (ALL_LINEAR in self.targets and layer != "lm_head")
 
 
 class PolicyConfig(Section):

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pixelis import config
+from pixelis.config.policy import ALL_LINEAR
 from pixelis.errors import BadConfig, BadInput
 from pixelis.policy.adapters import Adapter, is_finite, is_vision
 from pixelis.policy.quantization import quantized_layers, set_product
@@ -21,24 +23,20 @@ from pixelis.policy.ranks import ranks_of
 if TYPE_CHECKING:
     from torch import nn
 
-    from pixelis import config
-
-
-ALL_LINEAR = "all-linear"
 _LORA_NAME = re.compile(r"(.+)\.lora_([AB])\.default\.weight")
 
 
 def adapted_layers(model: nn.Module, targets: list[str], vision_tower: bool = False) -> dict[str, nn.Linear]:
     """Linear layers that get an adapter: those named in `targets`, and with `vision_tower` all of the tower."""
     layers: dict[str, nn.Linear] = {}
-    choices: set[str] = set()
+    choices, lora = set[str](), config.LoraConfig(targets=targets)
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear):
             continue
         last = name.rsplit(".", 1)[-1]
         if not is_vision(name):
             choices.add(last)
-            if last in targets or (ALL_LINEAR in targets and last != "lm_head"):
+            if lora.adapts(last):
                 layers[name] = module
         elif vision_tower:
             layers[name] = module
