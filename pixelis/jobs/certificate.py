@@ -37,8 +37,8 @@ class Measured(NamedTuple):
     limit: float = 1e-4
 
 
-def largest(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    return max(float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True))
+def largest_difference(values: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(values, expected, strict=True))
 
 
 def gradient_error(trainer: Trainer, samples: Sequence[TrainSample], reference: Reference) -> float:
@@ -49,9 +49,9 @@ def gradient_error(trainer: Trainer, samples: Sequence[TrainSample], reference: 
     trainer.model.zero.set_moments({})
     trainer.update(samples, "sft", lr=0.0)
     unit, moments = 1 - trainer.learner.betas[0], trainer.model.zero.moments().items()
-    found = {short(n.removesuffix(".exp_avg")): m / unit for n, m in moments if n.endswith(".exp_avg")}
+    gradients = {short(n.removesuffix(".exp_avg")): m / unit for n, m in moments if n.endswith(".exp_avg")}
     expected, none = reference.gradients(samples), np.zeros(1, np.float32)
-    errors = (found.get(name, none) - expected.get(name, none) for name in {*found, *expected})
+    errors = (gradients.get(name, none) - expected.get(name, none) for name in {*gradients, *expected})
     return math.hypot(*map(np.linalg.norm, errors)) / math.hypot(*map(np.linalg.norm, expected.values()))
 
 
@@ -60,13 +60,13 @@ def compare(s: Subject, samples: Sequence[TrainSample], scorer: Trainer) -> Meas
 
     In bfloat16 their mean difference, at most 1.5 times that of transformers in bfloat16.
     """
-    found, expected = [sample.log_probs[sample.mask] for sample in samples], scorer.model.log_probs(samples)
+    own, expected = [sample.log_probs[sample.mask] for sample in samples], scorer.model.log_probs(samples)
     if s.config.policy.dtype == "float32":
-        return Measured(largest(found, expected))
+        return Measured(largest_difference(own, expected))
     folder = s.folder if scorer is s.whole else s.merged
     rounded = Reference(s.spec, folder, dtype=torch.bfloat16).log_probs(samples)
-    engine, learner, own = map(np.concatenate, (found, expected, rounded))
-    limit = 1.5 * float(np.abs(own - learner).mean())
+    engine, learner, bfloat16 = map(np.concatenate, (own, expected, rounded))
+    limit = 1.5 * float(np.abs(bfloat16 - learner).mean())
     return Measured(float(np.abs(engine - learner).mean()), "mean in bfloat16", limit)
 
 
@@ -129,10 +129,10 @@ def prompt(s: Subject) -> Measured:
     if turns[0].role == "system":
         messages.insert(0, ("system", [turns[0].text]))
     expected, detail = expand(s, template(s, *messages), s.pictures)
-    found = [token for turn in turns for token in turn.tokens]
-    wrong = [i for i, (a, b) in enumerate(itertools.zip_longest(found, expected)) if a != b]
+    ids = [token for turn in turns for token in turn.tokens]
+    wrong = [i for i, (a, b) in enumerate(itertools.zip_longest(ids, expected)) if a != b]
     if wrong:
-        ours, own = (s.tokenizer.decode(ids[wrong[0] :][:6]) for ids in (found, expected))
+        ours, own = (s.tokenizer.decode(part[wrong[0] :][:6]) for part in (ids, expected))
         detail = f"from token {wrong[0]}: {ours!r} instead of {own!r}"
     return Measured(len(wrong), detail, limit=0)
 
@@ -192,7 +192,7 @@ def merged(s: Subject) -> Measured:
 
 def export(s: Subject) -> Measured:
     expected = s.adapted.model.log_probs(s.samples)
-    return Measured(largest(Reference(s.spec, s.merged).log_probs(s.samples), expected))
+    return Measured(largest_difference(Reference(s.spec, s.merged).log_probs(s.samples), expected))
 
 
 def memory(s: Subject) -> Measured:
