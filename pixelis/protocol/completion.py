@@ -1,0 +1,98 @@
+"""One reply of the policy in an episode, before it is written in OpenAI's formats."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pixelis.dialogue.dialects import DIALECTS
+from pixelis.protocol.log_probs import LogProbs
+from pixelis.protocol.messages import Call, Message
+from pixelis.records import StopReason, Trajectory, Turn
+
+TRUNCATED = ("length", "over_turn", "over_context", "over_images")
+"""Reasons to stop without an answer that OpenAI calls ``length``."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A reply. Without a ``text`` or calls, ``refusal`` says why.
+
+    ``calls`` are of the client's ``functions``. ``turns`` are those since the request, with the operations
+    that ran on the server. ``version`` sampled it in ``branch``. The prompt's tokens are all before it.
+    """
+
+    text: str | None
+    finish: Literal["stop", "length", "tool_calls"]
+    prompt_tokens: int
+    completion_tokens: int
+    version: int
+    branch: str = "main"
+    thought: str = ""
+    calls: tuple[Call, ...] = ()
+    refusal: str | None = None
+    log_probs: LogProbs | None = None
+    turns: tuple[Turn, ...] = ()
+    functions: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls,
+        trajectory: Trajectory,
+        start: int,
+        functions: Collection[str],
+        branch: str = "main",
+        log_probs: LogProbs | None = None,
+    ) -> Completion:
+        """The reply that the turns of a trajectory from ``start`` are.
+
+        The ids of calls tell the trajectory and the turn. A reply that neither answers nor calls is its text
+        behind the thought.
+        """
+        turns, reason = trajectory.turns[start:], trajectory.stop_reason
+        replies = [number for number, turn in enumerate(turns) if turn.is_policy]
+        first = start + replies[0] if replies else len(trajectory.turns)
+        said = turns[replies[-1]] if replies else Turn(role="assistant")
+        calls = tuple(
+            Call(
+                f"call_{trajectory.id.removeprefix('traj_')}_{trajectory.policy_turns}_{n}",
+                action.op,
+                action.arguments,
+            )
+            for n, action in enumerate(said.actions)
+            if action.op in functions
+        )
+        text = trajectory.answer
+        if reason is StopReason.NO_ACTION:
+            text = said.text.rpartition("</think>")[2].strip()
+        thought = DIALECTS[trajectory.dialect].thought(said.text)
+        finish: Literal["stop", "length", "tool_calls"] = "stop"
+        if text is None and reason.value in TRUNCATED:
+            finish = "length"
+        elif reason == "call":
+            finish = "tool_calls"
+        return cls(
+            text=text,
+            finish=finish,
+            prompt_tokens=sum(len(turn.tokens) for turn in trajectory.turns[:first]),
+            completion_tokens=sum(len(turn.tokens) for turn in turns if turn.is_policy),
+            version=trajectory.policy_version,
+            branch=branch,
+            thought=thought if thought != text else "",
+            calls=calls if finish == "tool_calls" else (),
+            refusal=None if text is not None or finish == "tool_calls" else f"no answer ({reason.value})",
+            log_probs=log_probs,
+            turns=tuple(turns),
+            functions=frozenset(functions),
+        )
+
+    @property
+    def message(self) -> Message:
+        """The message that a client sends back when it goes on."""
+        return Message("assistant", self.text or "", calls=self.calls)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What OpenAI's formats have no field for."""
+        return {"branch": self.branch, "policy_version": self.version}
