@@ -1,8 +1,7 @@
 """Answers as JSON: checks the schemas of callers, which are hostile, and answers against them.
 
-The schema of an answer may use keywords whose validation takes time proportional to its size: no regular
-expressions, no references outside the schema or to itself. That of a tool, whose arguments its client checks
-too, may use all others.
+A schema may use keywords whose validation takes time proportional to its size: no regular expressions, no
+references outside the schema or to itself.
 """
 
 from __future__ import annotations
@@ -37,11 +36,6 @@ VALUES = frozenset({"type", "minItems", "maxItems", "minLength", "maxLength", "m
 VALUES |= {"maxProperties", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 ONE = frozenset({"items", "additionalProperties", "not", "contains"})
 MANY = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-TOOL_ONE = frozenset({"if", "then", "else", "propertyNames", "unevaluatedProperties", "unevaluatedItems"})
-TOOL_MANY = frozenset({"patternProperties", "dependentSchemas"})
-"""Keywords that only schemas of tools may use."""
-MOVING = frozenset({"$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor"})
-"""Keywords that change what references mean."""
 DEFINITIONS = frozenset({"$defs", "definitions"})
 """Their parts count where they are named."""
 _REFERENCE = re.compile(r"#/(\$defs|definitions)/([A-Za-z0-9_.-]+)")
@@ -54,7 +48,21 @@ class AnswerFormat:
 
     def __init__(self, schema: Any):
         self.schema = schema
-        self.text, self.nodes = check_schema(schema)
+        try:
+            self.text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        except (ValueError, RecursionError):
+            raise refusal("it has numbers that JSON lacks") from None
+        if len(self.text) > MAX_SCHEMA_CHARS:
+            raise refusal(f"it has {len(self.text)} characters, at most {MAX_SCHEMA_CHARS} are allowed")
+        self.nodes = 0
+        try:
+            for parts in _parts(schema, schema, 0, ()):
+                self.nodes += parts
+                if self.nodes > MAX_NODES:
+                    raise refusal(f"it has more than {MAX_NODES} parts")
+            Draft202012Validator.check_schema(schema)
+        except (SchemaError, RecursionError):
+            raise refusal("it is no JSON schema of draft 2020-12") from None
         self.validator = Draft202012Validator(schema)
 
     @property
@@ -99,7 +107,7 @@ def answer_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
 
 
 def canonical(answer: str) -> str:
-    """JSON text whose order of keys and spelling of whole numbers do not depend on its writer."""
+    """JSON text that does not depend on the order of keys and the spelling of whole numbers."""
 
     def number(digits: str) -> float | int:
         return int(value) if (value := float(digits)).is_integer() else value
@@ -107,31 +115,11 @@ def canonical(answer: str) -> str:
     return json.dumps(json.loads(answer, parse_float=number), sort_keys=True)
 
 
-def check_schema(schema: Any, tool: bool = False) -> tuple[str, int]:
-    """The text and the number of parts of a schema. Raises BadInput ``invalid_schema``."""
-    try:
-        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError):
-        raise refusal("it has numbers that JSON lacks") from None
-    if len(text) > MAX_SCHEMA_CHARS:
-        raise refusal(f"it has {len(text)} characters, at most {MAX_SCHEMA_CHARS} are allowed")
-    nodes = 0
-    try:
-        for parts in _parts(schema, schema, 0, (), tool):
-            nodes += parts
-            if nodes > MAX_NODES:
-                raise refusal(f"it has more than {MAX_NODES} parts")
-        Draft202012Validator.check_schema(schema)
-    except (SchemaError, RecursionError):
-        raise refusal("it is no JSON schema of draft 2020-12") from None
-    return text, nodes
-
-
 def refusal(problem: str) -> BadInput:
-    return BadInput(f"the schema is not accepted: {problem}", code="invalid_schema")
+    return BadInput(f"the schema of the answer is not accepted: {problem}", code="invalid_schema")
 
 
-def _parts(schema: Any, root: Any, depth: int, references: tuple[str, ...], tool: bool) -> Iterator[int]:
+def _parts(schema: Any, root: Any, depth: int, references: tuple[str, ...]) -> Iterator[int]:
     """The sizes of all parts of ``schema``; ``references`` are those on the way to it.
 
     Refuses keywords, depths and references that could make a check expensive.
@@ -154,23 +142,21 @@ def _parts(schema: Any, root: Any, depth: int, references: tuple[str, ...], tool
                 raise refusal(f"`$ref` names {value[:80]}, which it does not define")
             if value in references:
                 raise refusal(f"{value[:80]} refers to itself")
-            yield from _parts(definitions[match[2]], root, depth + 1, (*references, value), tool)
-        elif keyword in ONE or (tool and keyword in TOOL_ONE):
+            yield from _parts(definitions[match[2]], root, depth + 1, (*references, value))
+        elif keyword in ONE:
             inner = [value]
         elif keyword in MANY:
             inner = value if isinstance(value, list) else [value]
-        elif keyword == "properties" or (tool and keyword in TOOL_MANY):
+        elif keyword == "properties":
             inner = value.values() if isinstance(value, Mapping) else [value]
         elif keyword == "required":
             yield _count(value)
         elif keyword in ("enum", "const"):
             yield _count(value) // COMPARISONS
-        elif tool and keyword not in MOVING:
-            yield _count(value)
         elif keyword not in VALUES | ANNOTATIONS | DEFINITIONS:
             raise refusal(f"the keyword `{keyword[:40]}` is not supported")
         for part in inner:
-            yield from _parts(part, root, depth + 1, references, tool)
+            yield from _parts(part, root, depth + 1, references)
 
 
 def _count(value: Any) -> int:

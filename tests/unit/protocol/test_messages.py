@@ -146,13 +146,13 @@ def requests(tools: list[dict[str, Any]], **fields: Any) -> list[CompletionBody]
 
 def test_tools_of_both_apis_are_functions() -> None:
     look = Function(name="look", description="Zooms in.", parameters=SCHEMA)
-    bare = Function(name="stop", parameters={"type": "object", "properties": {}})
+    bare = Function(name="stop")
     for request in requests([ZOOM, {"name": "stop", "strict": None}], parallel_tool_calls=False):
         assert request.toolset({"zoom_in"}) == Toolset((look, bare), parallel=False)
     for request in requests([ZOOM], tool_choice="none"):
         assert request.toolset().functions == (look,)
         assert request.toolset().offered == ()
-    assert chat(USER, tool_choice="none").toolset() == response("q").toolset() == Toolset()
+    assert chat(USER, tool_choice="auto").toolset() == response("q").toolset() == Toolset()
 
 
 def test_schemas_of_real_clients_are_accepted() -> None:
@@ -184,8 +184,7 @@ def test_schemas_of_real_clients_are_accepted() -> None:
         ),
         ({"parameters": {"$ref": "https://example.org"}}, "invalid_schema", "parameters"),
         ({"parameters": {"if": {"$ref": "https://example.org"}}}, "invalid_schema", "parameters"),
-        ({"parameters": {"$dynamicRef": "#a"}}, "invalid_schema", "parameters"),
-        ({"parameters": {"type": "object", "enum": ["x" * 9000]}}, "invalid_schema", "parameters"),
+        ({"parameters": {"type": "object", "enum": ["x" * 16_000]}}, "invalid_schema", "parameters"),
     ],
 )
 def test_a_wrong_tool_is_refused_by_its_place(changes: dict[str, Any], code: str, field: str | None) -> None:
@@ -209,7 +208,7 @@ def test_other_types_of_tools_and_choices_are_refused_by_name() -> None:
         ("always", "invalid_value", "tool_choice"),
         (named, "invalid_value", "tool_choice"),
         ({"type": "function"}, "invalid_value", "tool_choice"),
-        (allowed, "unsupported_tool", "tool_choice.type"),
+        (allowed, "invalid_value", "tool_choice"),
     ):
         for request in requests([ZOOM], tool_choice=choice):
             refused(code, param, request.toolset)
