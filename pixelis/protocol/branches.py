@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -142,5 +141,5 @@ def shared_messages(known: Sequence[Message], sent: Sequence[Message]) -> tuple[
 
 
 def _meaning(message: Message) -> tuple[object, ...]:
-    calls = [(call.name, canonical(json.dumps(call.arguments))) for call in message.calls]
+    calls = [(call.name, canonical(call.json)) for call in message.calls]
     return message.role, message.text.strip(), message.media, calls

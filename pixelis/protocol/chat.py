@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from functools import cached_property
@@ -73,6 +72,8 @@ class ChatBody(CompletionBody):
 
     def normal_messages(self) -> list[Message]:
         self.check_fields()
+        # A reply that is cut, or one of several, would not be what the policy said
+        refuse_unsupported({"n": self.n not in (None, 1), "stop": bool(self.stop)}, None)
         return chat_messages(self.messages, self._files)
 
 
@@ -144,8 +145,8 @@ class ChatReply(BaseModel):
 def chat_reply(completion: Completion, model: str) -> dict[str, Any]:
     """The chat completion of a reply in an episode."""
     calls = [
-        ToolCall(id=id, function=CalledFunction(name=name, arguments=json.dumps(arguments)))
-        for id, name, arguments in completion.calls
+        ToolCall(id=call.id, function=CalledFunction(name=call.name, arguments=call.json))
+        for call in completion.calls
     ]
     message = ReplyMessage(
         content=completion.text,
@@ -205,7 +206,7 @@ class ChatStream:
         # The first choice has begun with the stream
         delta = {"role": "assistant"} if index else {}
         delta |= {name: message[name] for name in ("content", "refusal") if message[name] is not None}
-        chunks = [self.chunk(delta, index=index, logprobs=choice["logprobs"])]
+        chunks = [self.chunk(delta, index=index, logprobs=choice["logprobs"])] if delta else []
         for place, call in enumerate(message.get("tool_calls") or ()):
             named = {**call, "function": {**call["function"], "arguments": ""}}
             arguments = {"function": {"arguments": call["function"]["arguments"]}}

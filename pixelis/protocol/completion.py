@@ -70,7 +70,7 @@ class Completion:
         finish: Literal["stop", "length", "tool_calls"] = "stop"
         if text is None and reason.value in TRUNCATED:
             finish = "length"
-        elif reason == "call":
+        elif reason is StopReason.CALL:
             finish = "tool_calls"
         return cls(
             text=text,

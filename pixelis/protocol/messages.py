@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -26,6 +27,11 @@ class Call(NamedTuple):
     id: str
     name: str
     arguments: dict[str, Any]
+
+    @property
+    def json(self) -> str:
+        """The arguments as JSON."""
+        return json.dumps(self.arguments, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -100,12 +106,23 @@ def chat_messages(messages: Sequence[ChatMessage], files: Mapping[str, str]) -> 
 
 
 def input_messages(
-    items: str | Sequence[InputItem], instructions: str | None, files: Mapping[str, str]
+    items: str | Sequence[InputItem],
+    instructions: str | None,
+    files: Mapping[str, str],
+    earlier: Sequence[Message] = (),
 ) -> list[Message]:
-    """The normal form of a response's input; calls in a row are one message. Raises ApiError 400."""
-    placed = [(Message("system", instructions.strip()), "instructions")] if instructions else []
+    """The normal form of a response's input after the ``earlier`` messages, whose instructions it replaces.
+
+    Calls in a row are one message. Raises ApiError 400.
+    """
+    placed = list[Placed]()
+    if instructions:
+        placed.append((Message("system", instructions.strip()), "instructions"))
+        earlier = earlier[1:] if earlier and earlier[0].role == "system" else earlier
+    placed += [(message, "previous_response_id") for message in earlier]
     if isinstance(items, str):
-        return [*(message for message, _ in placed), Message("user", items.strip())]
+        placed.append((Message("user", items.strip()), "input"))
+        items = []
     for i, item in enumerate(items):
         place = f"input[{i}]"
         if item.type == "message":

@@ -100,19 +100,19 @@ class ReadMessage(NamedTuple):
 def read_message(
     role: str, content: str | list[Part] | None, param: str, files: Mapping[str, str]
 ) -> ReadMessage:
-    """The message at ``param``, with the data URLs of uploaded files. Raises ApiError 400."""
+    """The message with the content at ``param``, with the data URLs of uploaded files. Raises ApiError 400."""
     if not isinstance(content, list):
         return ReadMessage(role, (content or "").strip())
     texts, images, clips = list[str](), list[Placed](), list[Placed]()
     for j, part in enumerate(content):
-        place = f"{param}.content[{j}]"
+        place = f"{param}[{j}]"
         if part.type in ("text", "input_text", "output_text"):
             if part.text is None:
                 raise ApiError(400, f"a part of type `{part.type}` needs `text`", "invalid_value", place)
             texts.append(part.text.strip())
         elif part.type in MEDIA:
-            if role != "user":
-                message = f"pictures belong in a user message, not in a {role} message"
+            if role not in ("user", "tool"):
+                message = f"pictures belong in a user or tool message, not in a {role} message"
                 raise ApiError(400, message, "invalid_value", place)
             kind = MEDIA[part.type]
             url = part.medium.data_url(files, kind, place)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -27,6 +26,7 @@ from pixelis.protocol.parts import file_ids
 from pixelis.protocol.request import CompletionBody, refuse_unsupported
 from pixelis.protocol.response_events import ResponseEvents
 from pixelis.protocol.stream import ThoughtStream
+from pixelis.protocol.tools import ToolBody
 from pixelis.records import Turn
 
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
@@ -112,12 +112,14 @@ class ResponsesBody(CompletionBody):
         }
         refuse_unsupported(unsupported, self.model_extra)
 
-    def normal_messages(self) -> list[Message]:
+    def normal_messages(self, earlier: Sequence[Message] = ()) -> list[Message]:
+        """``earlier``: the messages up to the response ``previous_response_id``. Raises ApiError 400."""
         self.check_fields()
-        return input_messages(self.input, self.instructions, self._files)
+        return input_messages(self.input, self.instructions, self._files, earlier)
 
     def shown(self) -> dict[str, Any]:
         """The fields of the reply that repeat the request."""
+        choice = self.tool_choice if self.tools and self.tool_choice else "auto"
         return {
             "instructions": self.instructions,
             "previous_response_id": self.previous_response_id,
@@ -125,6 +127,11 @@ class ResponsesBody(CompletionBody):
             "metadata": self.metadata or {},
             "text": (self.text or TextOptions()).shown(),
             "top_logprobs": self.top_logprobs or 0,
+            "tools": [tool.model_dump(exclude={"function"}) for tool in self.tools or ()],
+            "tool_choice": choice.model_dump(include={"type", "name"})
+            if isinstance(choice, ToolBody)
+            else choice,
+            "parallel_tool_calls": bool(self.tools) and self.parallel_tool_calls is not False,
         }
 
 
@@ -176,8 +183,8 @@ def response_reply(completion: Completion, base: ResponseReply, dialect: str) ->
     if completion.text is not None or completion.refusal is not None:
         tokens = completion.log_probs.model_dump()["content"] if completion.log_probs else []
         items.message(completion.text, completion.refusal, tokens)
-    for id, name, arguments in completion.calls:
-        items.function_call(id, name, json.dumps(arguments))
+    for call in completion.calls:
+        items.function_call(call.id, call.name, call.json)
     truncated = completion.finish == "length"
     changes = {
         "status": "incomplete" if truncated else "completed",

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from pixelis.errors import BadInput
-from pixelis.protocol.answer_format import check_schema
-from pixelis.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
+from pixelis.protocol.errors import ApiError, PlainText, text_or
 from pixelis.protocol.messages import Call
 from pixelis.protocol.parts import LenientModel
 from pixelis.records import Function
-
-MAX_TOOLS = 128
-MAX_DESCRIPTION_CHARS = 4096
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+from pixelis.records.question import MAX_FUNCTIONS
 
 
 class FunctionBody(LenientModel):
     """A function: its name, what it does, and the JSON schema of its arguments."""
 
-    name: str | None = Field(None, max_length=MAX_NAME_CHARS)
-    description: PlainText | None = Field(None, max_length=MAX_DESCRIPTION_CHARS)
+    name: str | None = None
+    description: PlainText | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
@@ -37,7 +31,7 @@ class ToolBody(FunctionBody):
     function: FunctionBody | None = None
 
 
-Tools = Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)]
+Tools = Annotated[list[ToolBody], Field(max_length=MAX_FUNCTIONS, fail_fast=True)]
 ToolChoice = text_or(ToolBody)
 
 
@@ -76,53 +70,49 @@ def read_tools(
     operations: Collection[str] = (),
 ) -> Toolset:
     """The functions of a request; no name may be that of one of the ``operations``. Raises ApiError 400."""
-    functions = list[Function]()
+    functions = dict[str, Function]()
     for i, tool in enumerate(tools or ()):
         place = f"tools[{i}]"
-        functions.append(_function(tool, f"{place}.function" if tool.function else place))
-        name = functions[-1].name
-        if name in operations or name in [other.name for other in functions[:-1]]:
-            owner = "an operation of the server" if name in operations else "another tool"
-            raise ApiError(400, f"`{place}`: {name} is also the name of {owner}", "name_taken", place)
-    read = Toolset(tuple(functions), parallel=parallel is not False)
-    if choice is None or choice == "auto" or (choice == "none" and not functions):
+        function = _function(tool, place)
+        if function.name in operations or function.name in functions:
+            owner = "an operation of the server" if function.name in operations else "another tool"
+            message = f"`{place}`: {function.name} is also the name of {owner}"
+            raise ApiError(400, message, "name_taken", place)
+        functions[function.name] = function
+    read = Toolset(tuple(functions.values()), parallel=parallel is not False)
+    if choice in (None, "auto"):
         return read
-    if isinstance(choice, str):
-        if choice not in ("none", "required"):
-            message = "`tool_choice` must be none, auto, required or a function"
-            raise ApiError(400, message, "invalid_value", "tool_choice")
-        named = None
+    if choice == "none":
+        return replace(read, choice="none")
+    if choice == "required":
+        if not functions:
+            raise ApiError(400, "`tool_choice` needs `tools`", "invalid_value", "tool_choice")
+        return replace(read, choice="required")
+    if isinstance(choice, ToolBody) and choice.type == "function":
+        name = (choice.function or choice).name or ""
+        if name in functions:
+            return replace(read, choice="required", named=name)
+        message = f"`tools` has no function {name[:64]!r}"
     else:
-        named = (choice.function or choice).name
-        if choice.type != "function":
-            message = f"`tool_choice` of type `{choice.type[:40]}` is not supported"
-            raise ApiError(400, message, "unsupported_tool", "tool_choice.type")
-    if not functions or (named is None) is not isinstance(choice, str):
-        raise ApiError(400, "`tool_choice` names no function of `tools`", "invalid_value", "tool_choice")
-    if named is not None and named not in [function.name for function in functions]:
-        raise ApiError(400, f"`tools` has no function {named[:64]!r}", "invalid_value", "tool_choice")
-    return Toolset(read.functions, "none" if choice == "none" else "required", named, read.parallel)
+        message = "`tool_choice` must be none, auto, required or a function"
+    raise ApiError(400, message, "invalid_value", "tool_choice")
 
 
 def _function(tool: ToolBody, place: str) -> Function:
     if tool.type != "function":
         message = f"tools of type `{tool.type[:40]}` are not supported: send functions"
-        raise ApiError(400, message, "unsupported_tool", f"{place.removesuffix('.function')}.type")
-    body = tool.function or tool
-    if _NAME.fullmatch(body.name or "") is None:
-        message = f"`{place}.name` must be 1 to 64 letters, digits, underscores or dashes"
-        raise ApiError(400, message, "invalid_value", f"{place}.name")
-    parameters = body.parameters or {"type": "object", "properties": {}}
+        raise ApiError(400, message, "unsupported_tool", f"{place}.type")
+    body, place = (tool.function, f"{place}.function") if tool.function is not None else (tool, place)
     try:
-        check_schema(parameters, tool=True)
-        if parameters.get("type") != "object":
-            raise BadInput("the arguments of a function are an object", code="invalid_schema")
-    except BadInput as error:
-        where = f"{place}.parameters"
-        raise ApiError(400, f"`{where}`: {error.message}", error.code, where) from None
-    return Function(
-        name=body.name or "",
-        description=body.description or "",
-        parameters=parameters,
-        strict=bool(body.strict),
-    )
+        return Function(
+            name=body.name or "",
+            description=body.description or "",
+            parameters=body.parameters or {},
+            strict=bool(body.strict),
+        )
+    except ValidationError as error:
+        problem = error.errors(include_input=False, include_url=False)[0]
+        where = f"{place}.{problem['loc'][0]}"
+        code = "invalid_schema" if problem["loc"][0] == "parameters" else "invalid_value"
+        message = f"`{where}`: {problem['msg'].removeprefix('Value error, ')}"
+        raise ApiError(400, message, code, where) from None

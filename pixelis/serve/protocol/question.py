@@ -8,18 +8,17 @@ import secrets
 import time
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, PrivateAttr
-
 from pixelis.config import Config
 from pixelis.dialogue.session import MIN_TEMPERATURE, SamplingParams
 from pixelis.protocol.answer_format import AnswerFormat
-from pixelis.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText
+from pixelis.protocol.errors import ApiError
 from pixelis.protocol.parts import Placed, check_data_url
+from pixelis.protocol.request import Request
 from pixelis.records import Exchange
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer, TextEvent, TurnEvent
@@ -29,7 +28,6 @@ from pixelis.serve.keys import Caller
 MAX_EXCHANGES = 32
 """Longest history of a question."""
 MAX_SEED = 0x7FFFFFFF
-MAX_PRIORITY = 100
 _BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 """Characters that Unicode counts as letters or symbols, and that are invisible."""
 _MARKER = re.compile(r"<\|[A-Za-z0-9_]+\|>")
@@ -73,25 +71,11 @@ class Conversation:
         return [id for id in ids if id not in named]
 
 
-class QuestionRequest(BaseModel):
-    """The fields that all question bodies share. The class variables name fields in error messages.
-
-    ``use_files`` gives the data URLs of the uploaded files that it names before ``conversation`` is called.
-    """
+class QuestionRequest(Request):
+    """A body with a question. The class variables name fields in error messages."""
 
     question_param: ClassVar[str]
     image_param: ClassVar[str]
-    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
-    user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
-    _files: Mapping[str, str] = PrivateAttr(default_factory=dict)
-
-    def use_files(self, urls: Mapping[str, str]) -> None:
-        self._files = urls
-
-    def file_ids(self) -> list[str]:
-        raise NotImplementedError
 
     def conversation(self) -> Conversation:
         """Raises ApiError 400."""
