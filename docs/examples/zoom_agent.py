@@ -44,7 +44,9 @@ async def run(question, client):
 
 def look(picture, region, text):
     """The crop, or what is wrong with the region, as parts of a message."""
-    left, top, right, bottom = (round(v * side / 1000) for v, side in zip(region, picture.size * 2))
+    left, top, right, bottom = (
+        round(v * side / 1000) for v, side in zip(region, picture.size * 2, strict=True)
+    )
     if not (0 <= left < right <= picture.width and 0 <= top < bottom <= picture.height):
         return "error bad_box: the region is empty or outside of the picture"
     file = io.BytesIO()

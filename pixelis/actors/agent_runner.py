@@ -6,6 +6,8 @@ import asyncio
 import base64
 import inspect
 import io
+import threading
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +26,9 @@ from pixelis.records import Media, Question
 
 CONCURRENT_EPISODES = 256
 """Episodes of one process: an agent waits for the policy most of the time."""
+
+SHOWN = 64
+"""Questions whose pictures are kept encoded."""
 
 Outcome = float | Mapping[str, float] | None
 """A reward, reward terms by name, or None: the run's own rewards, or the vote, decide."""
@@ -86,15 +91,23 @@ class AgentRunner:
 
     def __init__(self, reference: str, settings: ToolboxConfig):
         self.agent, self.settings = load_agent(reference), settings
-
-    async def health(self) -> str:
-        return "ok"
+        self.client: openai.AsyncOpenAI | None = None
+        self.shown: OrderedDict[str, AgentQuestion] = OrderedDict()
+        self.lock = threading.Lock()
 
     async def play(self, question: Question, base_url: str, key: str, timeout_s: float) -> Outcome:
         """The outcome of an episode at ``base_url``. Raises TimeoutError."""
-        seen = await asyncio.to_thread(AgentQuestion.of, question, self.settings)
-        async with (
-            asyncio.timeout(timeout_s),
-            openai.AsyncOpenAI(base_url=base_url, api_key=key, timeout=timeout_s) as client,
-        ):
-            return await self.agent(seen, client)
+        if self.client is None:  # one for all episodes: its connections are slow to set up
+            self.client = openai.AsyncOpenAI(api_key=key, base_url=base_url)
+        seen = await asyncio.to_thread(self._show, question)
+        async with asyncio.timeout(timeout_s):
+            return await self.agent(seen, self.client.with_options(base_url=base_url, timeout=timeout_s))
+
+    def _show(self, question: Question) -> AgentQuestion:
+        """What the agent sees; the episodes of a group share it."""
+        with self.lock:
+            if (known := self.shown.get(question.id)) is None:
+                known = self.shown[question.id] = AgentQuestion.of(question, self.settings)
+                if len(self.shown) > SHOWN:
+                    self.shown.popitem(last=False)
+            return known

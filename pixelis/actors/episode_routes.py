@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -184,10 +184,11 @@ def episode_router(
     return router
 
 
+Reply = TypeVar("Reply", bound=EpisodeReply)
 NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-def _placed(request: Request, reply: EpisodeReply) -> EpisodeReply:
+def _placed(request: Request, reply: Reply) -> Reply:
     """The reply with the address under which the caller reaches the episode."""
     base_url = f"{str(request.base_url).rstrip('/')}/v1/episodes/{reply.id}/v1"
     return reply.model_copy(update={"base_url": base_url})

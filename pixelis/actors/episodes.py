@@ -233,8 +233,9 @@ class Episodes:
                     return
             raise ApiError(409, "the request before has failed: send it again", "not_completed")
         name = place.branch
+        new: Sequence[Message] = place.new
         if isinstance(place, Extends):
-            line, new = episode.lines[name], place.new
+            line = episode.lines[name]
         else:
             line, new = self._fork(episode, place.source, place.keep, messages)
             episode.lines[name] = line
