@@ -19,9 +19,10 @@ from pixelis.protocol.errors import (
     ApiError,
     PlainText,
     StrictModel,
+    invalid,
     text_or,
 )
-from pixelis.protocol.messages import MAX_MESSAGES, InputItem, Message, input_messages
+from pixelis.protocol.messages import MAX_MESSAGES, InputItem, Message, answered, input_messages
 from pixelis.protocol.parts import file_ids
 from pixelis.protocol.request import CompletionBody, refuse_unsupported
 from pixelis.protocol.response_events import ResponseEvents
@@ -103,8 +104,7 @@ class ResponsesBody(CompletionBody):
 
     def check_fields(self) -> None:
         if self.top_logprobs and LOG_PROBS not in (self.include or ()):
-            message = f"`top_logprobs` needs `{LOG_PROBS}` in `include`"
-            raise ApiError(400, message, "invalid_value", "top_logprobs")
+            raise invalid("top_logprobs", f"it needs `{LOG_PROBS}` in `include`")
         unsupported = {
             "text.verbosity": self.text is not None and self.text.verbosity not in (None, "medium"),
             "reasoning.effort": (self.reasoning or {}).get("effort") is not None,
@@ -112,10 +112,16 @@ class ResponsesBody(CompletionBody):
         }
         refuse_unsupported(unsupported, self.model_extra)
 
+    def raw_messages(self) -> list[Message]:
+        self.check_fields()
+        return input_messages(self.input, self.instructions, self._files)
+
     def normal_messages(self, earlier: Sequence[Message] = ()) -> list[Message]:
         """``earlier``: the messages up to the response ``previous_response_id``. Raises ApiError 400."""
-        self.check_fields()
-        return input_messages(self.input, self.instructions, self._files, earlier)
+        if self.instructions and earlier and earlier[0].role == "system":
+            earlier = earlier[1:]
+        raw, instructions = self.raw_messages(), int(bool(self.instructions))
+        return answered([*raw[:instructions], *earlier, *raw[instructions:]], "input", "call_id")
 
     def shown(self) -> dict[str, Any]:
         """The fields of the reply that repeat the request."""
