@@ -91,12 +91,16 @@ def chat_messages(messages: Sequence[ChatMessage], files: Mapping[str, str]) -> 
     read = list[Message]()
     for i, body in enumerate(messages):
         place = f"messages[{i}]"
-        calls = tuple(
-            _call(call.id, call.function, f"{place}.tool_calls[{j}].function")
-            for j, call in enumerate(body.tool_calls or ())
-        )
         message = _message(body.role, body.content, place, "content", files)
-        read.append(replace(message, calls=calls, call_id=body.tool_call_id))
+        if body.role == "tool":
+            message = replace(message, call_id=body.tool_call_id)
+        if body.role == "assistant":
+            calls = [
+                _call(call.id, call.function, f"{place}.tool_calls[{j}].function")
+                for j, call in enumerate(body.tool_calls or ())
+            ]
+            message = replace(message, calls=tuple(calls))
+        read.append(message)
     return read
 
 

@@ -180,9 +180,9 @@ def response_usage(used: Usage) -> dict[str, Any]:
     }
 
 
-def response_reply(completion: Completion, base: ResponseReply, dialect: str) -> dict[str, Any]:
-    """The response of a reply in an episode; ``base`` has the fields that are known before it."""
-    items = ResponseEvents(dialect, functions=completion.functions)
+def response_outcome(completion: Completion, ids: str = "") -> dict[str, Any]:
+    """Status and output of a response; ``ids`` is the common part of the ids of its items, random if empty."""
+    items = ResponseEvents(completion.dialect, ids, completion.functions)
     for turn in completion.turns:
         items.turn(turn)
     items.finish()
@@ -192,13 +192,17 @@ def response_reply(completion: Completion, base: ResponseReply, dialect: str) ->
     for call in completion.calls:
         items.function_call(call.id, call.name, call.json)
     truncated = completion.finish == "length"
-    changes = {
+    return {
         "status": "incomplete" if truncated else "completed",
-        "completed_at": int(time.time()),
         "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
         "output": items.output,
-        "usage": response_usage(Usage.sum(completion.prompt_tokens, completion.completion_tokens)),
     }
+
+
+def response_reply(completion: Completion, base: ResponseReply) -> dict[str, Any]:
+    """The response of a reply in an episode; ``base`` has the fields that are known before it."""
+    usage = response_usage(Usage.sum(completion.prompt_tokens, completion.completion_tokens))
+    changes = {"completed_at": int(time.time()), "usage": usage, **response_outcome(completion)}
     return {**base.model_copy(update=changes).model_dump(mode="json"), "pixelis": completion.fields}
 
 

@@ -10,10 +10,17 @@ from pydantic import BaseModel, PrivateAttr
 
 from pixelis.config import Config
 from pixelis.protocol.chat import Choice, Usage
+from pixelis.protocol.completion import Completion
 from pixelis.protocol.log_probs import LogProbs
 from pixelis.protocol.request import refuse_unsupported
-from pixelis.protocol.response_events import ResponseEvents
-from pixelis.protocol.responses import LOG_PROBS, ResponseReply, ResponsesBody, ResponseStream, response_usage
+from pixelis.protocol.responses import (
+    LOG_PROBS,
+    ResponseReply,
+    ResponsesBody,
+    ResponseStream,
+    response_outcome,
+    response_usage,
+)
 from pixelis.records import Experience, Trajectory, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TurnEvent
@@ -93,17 +100,15 @@ def stored_response(experience: Experience) -> ResponseObject | None:
 
 def _outcome(trajectory: Trajectory, answer: str | None, log_probs: LogProbs | None) -> dict[str, Any]:
     choice = Choice.of(0, answer, trajectory, ())
-    items = ResponseEvents(trajectory.dialect, trajectory.id.removeprefix("traj_"))
-    for turn in trajectory.turns:
-        items.turn(turn)
-    tokens = log_probs.model_dump()["content"] if log_probs else []
-    items.message(choice.message.content, choice.message.refusal, tokens)
-    truncated = choice.finish_reason == "length"
-    return {
-        "status": "incomplete" if truncated else "completed",
-        "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
-        "output": items.output,
-    }
+    completion = Completion(
+        choice.message.content,
+        choice.finish_reason,
+        refusal=choice.message.refusal,
+        log_probs=log_probs,
+        turns=trajectory.turns,
+        dialect=trajectory.dialect,
+    )
+    return response_outcome(completion, trajectory.id.removeprefix("traj_"))
 
 
 class ResponsesFormat(ReplyFormat):
