@@ -102,6 +102,8 @@ class ChatFormat(ReplyFormat):
     every sample (``pixelis.event``), and the answer in one piece, after the vote.
     """
 
+    events: ChatStream
+
     def __init__(self, config: Config, request: ChatRequest, started: float):
         super().__init__(config, request.stream, started, request.model)
         self.n, stop = request.n or 1, request.stop or []
