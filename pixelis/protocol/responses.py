@@ -100,7 +100,8 @@ class ResponsesBody(CompletionBody):
         return answer_format(f.type, f.model_dump(by_alias=True), "text.format") if f is not None else None
 
     def file_ids(self) -> list[str]:
-        return file_ids(item.content for item in self.input if isinstance(item, InputItem))
+        items = [item for item in self.input if isinstance(item, InputItem)]
+        return file_ids(content for item in items for content in (item.content, item.output))
 
     def check_fields(self) -> None:
         if self.top_logprobs and LOG_PROBS not in (self.include or ()):
