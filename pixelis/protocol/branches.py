@@ -76,25 +76,25 @@ class Branches:
         the latest. A request is a repetition only with the same ``key``: a digest of what else changes the
         reply, such as the seed.
         """
-        best: tuple[int, bool, bool, int] = (0, False, False, -1)
-        for number, branch in enumerate(self.branches.values()):
+        ranked = [(0, False, False, -1, "")]
+        for number, (name, branch) in enumerate(self.branches.items()):
             shared, same_ids = shared_messages(branch.messages, messages)
             if shared == len(messages) == branch.asked and branch.key == key:
-                return Repeats([*self.branches][number])
+                return Repeats(name)
             keep = branch.kept(shared)
             extends = 0 < keep == len(branch.messages) < len(messages)
-            best = max(best, (keep, extends, same_ids, number))
-        keep, extends, _, number = best
-        source, new = [*self.branches][number] if keep else None, list(messages[keep:])
-        earlier = self.branches[source] if source is not None else Branch([])
-        if source is not None and extends:
+            ranked.append((keep, extends, same_ids, number, name))
+        keep, extends, _, _, source = max(ranked)
+        new = list(messages[keep:])
+        earlier = self.branches[source] if keep else Branch([])
+        if extends:
             earlier.messages, earlier.key = earlier.messages + new, key
             return Extends(source, new)
         names = ("main" if n == 0 else f"branch-{n}" for n in itertools.count())
         name = next(name for name in names if name not in self.branches)
         replies = {place: id for place, id in earlier.replies.items() if place < keep}
         self.branches[name] = Branch(earlier.messages[:keep] + new, key, replies, keep)
-        return Forks(name, source, keep, new)
+        return Forks(name, source if keep else None, keep, new)
 
     def reply(self, branch: str, message: Message, id: str = "") -> None:
         """Record the reply to the request of a branch, and the id by which a client may name it."""

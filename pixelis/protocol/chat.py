@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from pixelis.protocol.answer_format import AnswerFormat, answer_format
 from pixelis.protocol.completion import TRUNCATED, Completion
-from pixelis.protocol.errors import ApiError, text_or
+from pixelis.protocol.errors import ApiError, invalid, text_or
 from pixelis.protocol.log_probs import LogProbs
 from pixelis.protocol.messages import (
     MAX_MESSAGES,
@@ -19,6 +19,7 @@ from pixelis.protocol.messages import (
     ChatMessage,
     Message,
     ToolCall,
+    answered,
     chat_messages,
 )
 from pixelis.protocol.parts import LenientModel, file_ids
@@ -62,7 +63,7 @@ class ChatBody(CompletionBody):
 
     def check_fields(self) -> None:
         if self.top_logprobs and not self.logprobs:
-            raise ApiError(400, "`top_logprobs` needs `logprobs` to be true", "invalid_value", "top_logprobs")
+            raise invalid("top_logprobs", "it needs `logprobs` to be true")
         answers = self.answer_format
         unsupported = {
             "web_search_options": self.web_search_options is not None,
@@ -70,11 +71,14 @@ class ChatBody(CompletionBody):
         }
         refuse_unsupported(unsupported, self.model_extra)
 
-    def normal_messages(self) -> list[Message]:
+    def raw_messages(self) -> list[Message]:
         self.check_fields()
+        return chat_messages(self.messages, self._files)
+
+    def normal_messages(self) -> list[Message]:
         # A reply that is cut, or one of several, would not be what the policy said
         refuse_unsupported({"n": self.n not in (None, 1), "stop": bool(self.stop)}, None)
-        return chat_messages(self.messages, self._files)
+        return answered(self.raw_messages(), "messages", "tool_call_id")
 
 
 class Usage(BaseModel):
@@ -200,6 +204,10 @@ class ChatStream:
         if self.include_usage:
             chunks.append({**self.base, "choices": [], "usage": reply["usage"]})
         return [*map(sse_event, chunks), "data: [DONE]\n\n"]
+
+    def error(self, error: ApiError) -> str:
+        """The last event of a request that failed, which the official client raises."""
+        return sse_event(error.body())
 
     def _choice(self, choice: dict[str, Any]) -> list[dict[str, Any]]:
         index, message = choice["index"], choice["message"]

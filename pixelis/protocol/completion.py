@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,23 +17,24 @@ TRUNCATED = ("length", "over_turn", "over_context", "over_images")
 
 @dataclass(frozen=True)
 class Completion:
-    """A reply. Without a ``text`` or calls, ``refusal`` says why.
+    """A reply. Without a ``text`` or calls of the client's ``functions``, ``refusal`` says why.
 
-    ``calls`` are of the client's ``functions``. ``turns`` are those since the request, with the operations
-    that ran on the server. ``version`` sampled it in ``branch``. The prompt's tokens are all before it.
+    ``turns`` are those since the request, with the operations that ran on the server. The prompt's tokens are
+    all before the reply.
     """
 
     text: str | None
     finish: Literal["stop", "length", "tool_calls"]
-    prompt_tokens: int
-    completion_tokens: int
-    version: int
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    version: int = 0
     branch: str = "main"
     thought: str = ""
     calls: tuple[Call, ...] = ()
     refusal: str | None = None
     log_probs: LogProbs | None = None
-    turns: tuple[Turn, ...] = ()
+    turns: Sequence[Turn] = ()
+    dialect: str = "qwen"
     functions: frozenset[str] = frozenset()
 
     @classmethod
@@ -45,21 +46,14 @@ class Completion:
         branch: str = "main",
         log_probs: LogProbs | None = None,
     ) -> Completion:
-        """The reply that the turns of a trajectory from ``start`` are.
-
-        The ids of calls tell the trajectory and the turn. A reply that neither answers nor calls is its text
-        behind the thought.
-        """
+        """The reply in the turns of a trajectory from ``start``: an answer, calls, or the text of the last turn."""
         turns, reason = trajectory.turns[start:], trajectory.stop_reason
         replies = [number for number, turn in enumerate(turns) if turn.is_policy]
         first = start + replies[0] if replies else len(trajectory.turns)
         said = turns[replies[-1]] if replies else Turn(role="assistant")
+        ids = f"call_{trajectory.id.removeprefix('traj_')}_{trajectory.policy_turns}"
         calls = tuple(
-            Call(
-                f"call_{trajectory.id.removeprefix('traj_')}_{trajectory.policy_turns}_{n}",
-                action.op,
-                action.arguments,
-            )
+            Call(f"{ids}_{n}", action.op, action.arguments)
             for n, action in enumerate(said.actions)
             if action.op in functions
         )
@@ -83,7 +77,8 @@ class Completion:
             calls=calls if finish == "tool_calls" else (),
             refusal=None if text is not None or finish == "tool_calls" else f"no answer ({reason.value})",
             log_probs=log_probs,
-            turns=tuple(turns),
+            turns=turns,
+            dialect=trajectory.dialect,
             functions=frozenset(functions),
         )
 

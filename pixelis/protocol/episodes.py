@@ -29,11 +29,9 @@ Status = Literal["open", "rewarded", "failed", "expired", "unrewarded"]
 
 
 class EpisodeRequest(StrictModel):
-    """Body of ``POST /v1/episodes``. All fields are optional.
+    """Body of ``POST /v1/episodes``: by default the first user message is the question.
 
-    - ``question``: for the memory and the vote; by default the first user message.
-    - ``answers``, ``scorer``: what a verifier compares with.
-    - ``group``: episodes of one question that share an advantage; ``samples``: how many the group has.
+    A verifier compares with the ``answers``. The ``samples`` episodes of a ``group`` share an advantage.
     """
 
     question: PlainText | None = Field(None, max_length=MAX_COMMENT_CHARS)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from pixelis.dialogue.dialects import strict_json
 from pixelis.errors import OperationError
-from pixelis.protocol.errors import MAX_NAME_CHARS, ApiError
-from pixelis.protocol.parts import Content, LenientModel, check_data_url, read_message
+from pixelis.protocol.errors import MAX_NAME_CHARS, invalid
+from pixelis.protocol.parts import MEDIA, Content, LenientModel, kind_url
 
 MAX_MESSAGES = 512
 MAX_CALLS = 64
@@ -36,13 +35,19 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """A message. ``media`` are data URLs; ``call_id`` names the call of a tool's result."""
+    """A message. ``media`` are data URLs, those of clips ``data:video/...``.
+
+    ``call_id`` names the call of a tool's result. ``place`` and ``places``: where it and its media stand in the
+    request.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     text: str = ""
     media: tuple[str, ...] = ()
     calls: tuple[Call, ...] = ()
     call_id: str | None = None
+    place: str = field(default="", compare=False)
+    places: tuple[str, ...] = field(default=(), compare=False)
 
 
 class CalledFunction(LenientModel):
@@ -63,7 +68,7 @@ class ToolCall(LenientModel):
 class ChatMessage(LenientModel):
     """A message of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_CALLS, fail_fast=True)
     tool_call_id: str | None = Field(None, max_length=MAX_NAME_CHARS)
@@ -81,80 +86,72 @@ class InputItem(LenientModel):
     output: Content | None = None
 
 
-Placed = tuple[Message, str]
-"""A message, and where it stands in the request."""
-
-
 def chat_messages(messages: Sequence[ChatMessage], files: Mapping[str, str]) -> list[Message]:
-    """The normal form of a chat; ``files`` are data URLs by id. Raises ApiError 400."""
-    placed = list[Placed]()
+    """The messages of a chat; ``files`` are data URLs by id. Raises ApiError 400."""
+    read = list[Message]()
     for i, body in enumerate(messages):
         place = f"messages[{i}]"
-        if body.role == "function":
-            raise ApiError(400, f"`{place}`: send results as tool messages", "invalid_value", f"{place}.role")
-        message = _read(body.role, body.content, f"{place}.content", files)
+        message = _message(body.role, body.content, place, "content", files)
         if body.role == "tool":
-            message = dataclasses.replace(message, call_id=body.tool_call_id)
+            message = replace(message, call_id=body.tool_call_id)
         if body.role == "assistant":
             calls = [
                 _call(call.id, call.function, f"{place}.tool_calls[{j}].function")
                 for j, call in enumerate(body.tool_calls or ())
             ]
-            message = dataclasses.replace(message, calls=tuple(calls))
-        placed.append((message, place))
-    return _answered(placed, "messages", "tool_call_id")
+            message = replace(message, calls=tuple(calls))
+        read.append(message)
+    return read
 
 
 def input_messages(
-    items: str | Sequence[InputItem],
-    instructions: str | None,
-    files: Mapping[str, str],
-    earlier: Sequence[Message] = (),
+    items: str | Sequence[InputItem], instructions: str | None, files: Mapping[str, str]
 ) -> list[Message]:
-    """The normal form of a response's input after the ``earlier`` messages, whose instructions it replaces.
-
-    Calls in a row are one message. Raises ApiError 400.
-    """
-    placed = list[Placed]()
-    if instructions:
-        placed.append((Message("system", instructions.strip()), "instructions"))
-        earlier = earlier[1:] if earlier and earlier[0].role == "system" else earlier
-    placed += [(message, "previous_response_id") for message in earlier]
+    """The messages of a response's input; calls in a row are one message. Raises ApiError 400."""
+    read = [Message("system", instructions.strip(), place="instructions")] if instructions else []
     if isinstance(items, str):
-        placed.append((Message("user", items.strip()), "input"))
-        items = []
+        return [*read, Message("user", items.strip(), place="input")]
     for i, item in enumerate(items):
         place = f"input[{i}]"
         if item.type == "message":
             if item.role is None:
-                message = f"`{place}` is a message without a role"
-                raise ApiError(400, message, "missing_parameter", f"{place}.role")
-            placed.append((_read(item.role, item.content, f"{place}.content", files), place))
+                raise invalid(f"{place}.role", "a message has a role", "missing_parameter")
+            read.append(_message(item.role, item.content, place, "content", files))
         elif item.type == "function_call":
             if not item.call_id or not item.name:
-                message = f"`{place}`: a call needs `call_id` and `name`"
-                raise ApiError(400, message, "missing_parameter", place)
-            function = CalledFunction(name=item.name, arguments=item.arguments or "")
-            said = placed.pop()[0] if placed and placed[-1][0].role == "assistant" else Message("assistant")
-            calls = (*said.calls, _call(item.call_id, function, place))
-            placed.append((dataclasses.replace(said, calls=calls), place))
+                raise invalid(place, "a call has a `call_id` and a `name`", "missing_parameter")
+            call = _call(item.call_id, CalledFunction(name=item.name, arguments=item.arguments or ""), place)
+            is_reply = read[-1:] and read[-1].role == "assistant"
+            said = read.pop() if is_reply else Message("assistant", place=place)
+            read.append(replace(said, calls=(*said.calls, call)))
         elif item.type == "function_call_output":
-            result = _read("tool", item.output, f"{place}.output", files)
-            placed.append((dataclasses.replace(result, call_id=item.call_id), place))
+            result = _message("tool", item.output, place, "output", files)
+            read.append(replace(result, call_id=item.call_id))
         elif item.type not in ("reasoning", "mcp_call"):
-            message = f"items of type `{item.type[:40]}` are not supported"
-            raise ApiError(400, message, "unsupported_part", place)
-    return _answered(placed, "input", "call_id")
+            problem = f"items of type `{item.type[:40]}` are not supported"
+            raise invalid(place, problem, "unsupported_part")
+    return read
 
 
-def _read(role: Any, content: Any, place: str, files: Mapping[str, str]) -> Message:
-    read = read_message(role, content, place, files)
-    for url, at in read.images:
-        check_data_url(url, "image", at)
-    for url, at in read.clips:
-        check_data_url(url, "video", at)
-    media = tuple(url for url, _ in [*read.images, *read.clips])
-    return Message("system" if role == "developer" else role, read.text, media)
+def _message(role: str, content: Any, place: str, field: str, files: Mapping[str, str]) -> Message:
+    texts = [] if isinstance(content, list) else [(content or "").strip()]
+    media = dict[str, str]()
+    for j, part in enumerate(content if isinstance(content, list) else ()):
+        at = f"{place}.{field}[{j}]"
+        if part.type in ("text", "input_text", "output_text"):
+            if part.text is None:
+                raise invalid(at, f"a part of type `{part.type}` needs `text`")
+            texts.append(part.text.strip())
+        elif part.type in MEDIA:
+            if role not in ("user", "tool"):
+                raise invalid(at, f"pictures belong in a user or tool message, not in a {role} message")
+            url = part.medium.data_url(files, MEDIA[part.type], at)
+            media[at] = kind_url(url, MEDIA[part.type], at)
+        elif part.type != "refusal":  # which adds nothing: the reply has no answer
+            problem = f"parts of type `{part.type[:40]}` are not supported: send text, pictures and clips"
+            raise invalid(at, problem, "unsupported_part")
+    text, role = "\n".join(filter(None, texts)), "system" if role == "developer" else role
+    return Message(role, text, tuple(media.values()), place=place, places=tuple(media))  # type: ignore[arg-type]
 
 
 def _call(id: str, function: CalledFunction, place: str) -> Call:
@@ -162,45 +159,36 @@ def _call(id: str, function: CalledFunction, place: str) -> Call:
     try:
         arguments = strict_json(function.arguments or "{}")
     except OperationError as error:
-        raise ApiError(400, f"`{place}`: {error.message}", "invalid_value", place) from None
+        raise invalid(place, error.message) from None
     if not isinstance(arguments, dict):
-        raise ApiError(400, f"`{place}` must be a JSON object", "invalid_value", place)
+        raise invalid(place, "the arguments of a call are a JSON object")
     return Call(id, function.name, arguments)
 
 
-def _answered(placed: Sequence[Placed], param: str, id_field: str) -> list[Message]:
-    """The messages, with the results of tools in the order of their calls, which follow at once.
+def answered(messages: Iterable[Message], param: str, id_field: str) -> list[Message]:
+    """The messages of ``param``, with the results of tools in the order of their calls, which follow at once.
 
     Raises ApiError 400 for a call without a result, a result without a call, or nothing to reply to.
     """
-    messages = list[Message]()
-    results: dict[str, Message | None] = {}
-    for message, place in placed:
-        if message.role == "tool":
-            id = message.call_id or ""
-            if results.get(id, message) is not None:
-                problem = f"`{place}` is the result of no call that waits for one"
-                raise ApiError(400, problem, "invalid_value", f"{place}.{id_field}")
-            results[id] = message
-            if None not in results.values():
-                messages += [result for result in results.values() if result is not None]
-                results = {}
+    out = list[Message]()
+    results: dict[str | None, Message | None] = {}
+    for message in [*messages, None]:
+        waiting = [id for id, result in results.items() if result is None]
+        if message is not None and message.role == "tool":
+            if message.call_id not in waiting:
+                raise invalid(f"{message.place}.{id_field}", "no call waits for this result")
+            results[message.call_id] = message
             continue
-        if results:
-            raise _unanswered(results, place)
-        messages.append(message)
-        results = dict.fromkeys(call.id for call in message.calls)
-        if len(results) < len(message.calls):
-            raise ApiError(400, f"`{place}`: calls share an id", "invalid_value", place)
-    if results:
-        raise _unanswered(results, param)
-    if not messages or messages[-1].role not in ("user", "tool"):
-        problem = f"the last of `{param}` must be a user message or the result of a call"
-        raise ApiError(400, problem, "unsupported_conversation", param)
-    return messages
-
-
-def _unanswered(results: Mapping[str, Message | None], place: str) -> ApiError:
-    missing = next(id for id, result in results.items() if result is None)
-    message = f"`{place}`: the result of call {missing[:80]!r} must come first"
-    return ApiError(400, message, "missing_tool_result", place)
+        if waiting:
+            place = message.place if message is not None else param
+            raise invalid(place, f"the result of call {waiting[0]!r} must come first", "missing_tool_result")
+        out += [result for result in results.values() if result is not None]
+        if message is not None:
+            out.append(message)
+            results = dict.fromkeys(call.id for call in message.calls)
+            if len(results) < len(message.calls):
+                raise invalid(message.place, "calls share an id")
+    if not out or out[-1].role not in ("user", "tool"):
+        problem = "the last message must be a user message or the result of a call"
+        raise invalid(param, problem, "unsupported_conversation")
+    return out

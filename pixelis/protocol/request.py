@@ -8,9 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from pixelis.dialogue.session import MAX_TOP_LOG_PROBS
-from pixelis.protocol.answer_format import AnswerFormat
 from pixelis.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText
-from pixelis.protocol.messages import Message
 from pixelis.protocol.tools import ToolChoice, Tools, Toolset, read_tools
 
 MAX_PRIORITY = 100
@@ -70,23 +68,6 @@ class CompletionBody(Request):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-
-    @property
-    def token_limit(self) -> int | None:
-        """Most tokens of the reply."""
-        raise NotImplementedError
-
-    @property
-    def answer_format(self) -> AnswerFormat | None:
-        raise NotImplementedError
-
-    def check_fields(self) -> None:
-        """Raises ApiError 400 for a field that is not supported."""
-        raise NotImplementedError
-
-    def normal_messages(self) -> list[Message]:
-        """Raises ApiError 400."""
-        raise NotImplementedError
 
     def toolset(self, operations: Collection[str] = ()) -> Toolset:
         """The client's tools, beside our ``operations``. Raises ApiError 400."""

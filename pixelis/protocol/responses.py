@@ -19,9 +19,10 @@ from pixelis.protocol.errors import (
     ApiError,
     PlainText,
     StrictModel,
+    invalid,
     text_or,
 )
-from pixelis.protocol.messages import MAX_MESSAGES, InputItem, Message, input_messages
+from pixelis.protocol.messages import MAX_MESSAGES, InputItem, Message, answered, input_messages
 from pixelis.protocol.parts import file_ids
 from pixelis.protocol.request import CompletionBody, refuse_unsupported
 from pixelis.protocol.response_events import ResponseEvents
@@ -99,12 +100,12 @@ class ResponsesBody(CompletionBody):
         return answer_format(f.type, f.model_dump(by_alias=True), "text.format") if f is not None else None
 
     def file_ids(self) -> list[str]:
-        return file_ids(item.content for item in self.input if isinstance(item, InputItem))
+        items = [item for item in self.input if isinstance(item, InputItem)]
+        return file_ids(content for item in items for content in (item.content, item.output))
 
     def check_fields(self) -> None:
         if self.top_logprobs and LOG_PROBS not in (self.include or ()):
-            message = f"`top_logprobs` needs `{LOG_PROBS}` in `include`"
-            raise ApiError(400, message, "invalid_value", "top_logprobs")
+            raise invalid("top_logprobs", f"it needs `{LOG_PROBS}` in `include`")
         unsupported = {
             "text.verbosity": self.text is not None and self.text.verbosity not in (None, "medium"),
             "reasoning.effort": (self.reasoning or {}).get("effort") is not None,
@@ -112,10 +113,16 @@ class ResponsesBody(CompletionBody):
         }
         refuse_unsupported(unsupported, self.model_extra)
 
+    def raw_messages(self) -> list[Message]:
+        self.check_fields()
+        return input_messages(self.input, self.instructions, self._files)
+
     def normal_messages(self, earlier: Sequence[Message] = ()) -> list[Message]:
         """``earlier``: the messages up to the response ``previous_response_id``. Raises ApiError 400."""
-        self.check_fields()
-        return input_messages(self.input, self.instructions, self._files, earlier)
+        if self.instructions and earlier and earlier[0].role == "system":
+            earlier = earlier[1:]
+        raw, instructions = self.raw_messages(), int(bool(self.instructions))
+        return answered([*raw[:instructions], *earlier, *raw[instructions:]], "input", "call_id")
 
     def shown(self) -> dict[str, Any]:
         """The fields of the reply that repeat the request."""
@@ -174,9 +181,9 @@ def response_usage(used: Usage) -> dict[str, Any]:
     }
 
 
-def response_reply(completion: Completion, base: ResponseReply, dialect: str) -> dict[str, Any]:
-    """The response of a reply in an episode; ``base`` has the fields that are known before it."""
-    items = ResponseEvents(dialect, functions=completion.functions)
+def response_outcome(completion: Completion, ids: str = "") -> dict[str, Any]:
+    """Status and output of a response; ``ids`` is the common part of the ids of its items, random if empty."""
+    items = ResponseEvents(completion.dialect, ids, completion.functions)
     for turn in completion.turns:
         items.turn(turn)
     items.finish()
@@ -186,13 +193,17 @@ def response_reply(completion: Completion, base: ResponseReply, dialect: str) ->
     for call in completion.calls:
         items.function_call(call.id, call.name, call.json)
     truncated = completion.finish == "length"
-    changes = {
+    return {
         "status": "incomplete" if truncated else "completed",
-        "completed_at": int(time.time()),
         "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
         "output": items.output,
-        "usage": response_usage(Usage.sum(completion.prompt_tokens, completion.completion_tokens)),
     }
+
+
+def response_reply(completion: Completion, base: ResponseReply) -> dict[str, Any]:
+    """The response of a reply in an episode; ``base`` has the fields that are known before it."""
+    usage = response_usage(Usage.sum(completion.prompt_tokens, completion.completion_tokens))
+    changes = {"completed_at": int(time.time()), "usage": usage, **response_outcome(completion)}
     return {**base.model_copy(update=changes).model_dump(mode="json"), "pixelis": completion.fields}
 
 

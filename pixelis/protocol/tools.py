@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from pixelis.protocol.errors import ApiError, PlainText, text_or
+from pixelis.protocol.errors import ApiError, PlainText, invalid, text_or
 from pixelis.protocol.messages import Call
 from pixelis.protocol.parts import LenientModel
 from pixelis.records import Function
@@ -50,17 +50,19 @@ class Toolset:
 
     def check(self, calls: Sequence[Call]) -> None:
         """Raises ApiError 422 ``tool_choice_unmet`` for a reply that calls otherwise than it must."""
+        names = {call.name for call in calls}
+        unmet = ""
         if len(calls) > 1 and not self.parallel:
-            raise ApiError(422, "the model made several calls", "tool_choice_unmet", "parallel_tool_calls")
-        allowed = {self.named} if self.named is not None else {call.name for call in calls}
-        if (
-            (calls and self.choice == "none")
-            or (not calls and self.choice == "required")
-            or not allowed.issuperset(call.name for call in calls)
+            unmet = "parallel_tool_calls"
+        elif (
+            (names and self.choice == "none")
+            or (not names and self.choice == "required")
+            or (self.named is not None and names != {self.named})
         ):
-            choice = self.named or self.choice
-            message = f"the model's reply is not what `tool_choice` asks for: {choice}"
-            raise ApiError(422, message, "tool_choice_unmet", "tool_choice")
+            unmet = "tool_choice"
+        if unmet:
+            message = f"the model's calls are not what `{unmet}` asks for: {', '.join(names) or 'none'}"
+            raise ApiError(422, message, "tool_choice_unmet", unmet)
 
 
 def read_tools(
@@ -76,32 +78,26 @@ def read_tools(
         function = _function(tool, place)
         if function.name in operations or function.name in functions:
             owner = "an operation of the server" if function.name in operations else "another tool"
-            message = f"`{place}`: {function.name} is also the name of {owner}"
-            raise ApiError(400, message, "name_taken", place)
+            raise invalid(place, f"{function.name} is also the name of {owner}", "name_taken")
         functions[function.name] = function
     read = Toolset(tuple(functions.values()), parallel=parallel is not False)
     if choice in (None, "auto"):
         return read
     if choice == "none":
         return replace(read, choice="none")
-    if choice == "required":
-        if not functions:
-            raise ApiError(400, "`tool_choice` needs `tools`", "invalid_value", "tool_choice")
+    if choice == "required" and functions:
         return replace(read, choice="required")
     if isinstance(choice, ToolBody) and choice.type == "function":
-        name = (choice.function or choice).name or ""
+        name = (choice.function or choice).name
         if name in functions:
             return replace(read, choice="required", named=name)
-        message = f"`tools` has no function {name[:64]!r}"
-    else:
-        message = "`tool_choice` must be none, auto, required or a function"
-    raise ApiError(400, message, "invalid_value", "tool_choice")
+    raise invalid("tool_choice", "it must be none, auto, required or one of the functions in `tools`")
 
 
 def _function(tool: ToolBody, place: str) -> Function:
     if tool.type != "function":
-        message = f"tools of type `{tool.type[:40]}` are not supported: send functions"
-        raise ApiError(400, message, "unsupported_tool", f"{place}.type")
+        problem = f"tools of type `{tool.type[:40]}` are not supported: send functions"
+        raise invalid(f"{place}.type", problem, "unsupported_tool")
     body, place = (tool.function, f"{place}.function") if tool.function is not None else (tool, place)
     try:
         return Function(
@@ -111,8 +107,8 @@ def _function(tool: ToolBody, place: str) -> Function:
             strict=bool(body.strict),
         )
     except ValidationError as error:
-        problem = error.errors(include_input=False, include_url=False)[0]
-        where = f"{place}.{problem['loc'][0]}"
-        code = "invalid_schema" if problem["loc"][0] == "parameters" else "invalid_value"
-        message = f"`{where}`: {problem['msg'].removeprefix('Value error, ')}"
-        raise ApiError(400, message, code, where) from None
+        first = error.errors(include_input=False, include_url=False)[0]
+        code = "invalid_schema" if first["loc"] == ("parameters",) else "invalid_value"
+        raise invalid(
+            f"{place}.{first['loc'][0]}", first["msg"].removeprefix("Value error, "), code
+        ) from None

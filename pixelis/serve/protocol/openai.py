@@ -12,12 +12,11 @@ from pixelis.config import Config
 from pixelis.protocol.chat import ChatBody, ChatReply, ChatStream, Choice, Usage
 from pixelis.protocol.errors import ApiError
 from pixelis.protocol.messages import ChatMessage
-from pixelis.protocol.parts import read_message
 from pixelis.protocol.request import refuse_unsupported
 from pixelis.protocol.stream import sse_event
 from pixelis.records import Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
-from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
+from pixelis.serve.agent_types import Answer, TurnEvent
 from pixelis.serve.protocol.conversation import read_messages
 from pixelis.serve.protocol.log_probs import answer_log_probs
 from pixelis.serve.protocol.question import (
@@ -41,13 +40,8 @@ class ChatRequest(ChatBody, QuestionRequest):
     messages: list[ChatMessage] = Field(min_length=1, max_length=2 * MAX_EXCHANGES, fail_fast=True)
 
     def conversation(self) -> Conversation:
-        self.check_fields()
         refuse_unsupported({"tools": bool(self.tools)}, None)
-        messages = (
-            read_message(message.role, message.content, f"messages[{i}].content", self._files)
-            for i, message in enumerate(self.messages)
-        )
-        return read_messages(messages, "messages")
+        return read_messages(self.raw_messages(), "messages")
 
 
 class PixelisFields(BaseModel):
@@ -108,6 +102,8 @@ class ChatFormat(ReplyFormat):
     every sample (``pixelis.event``), and the answer in one piece, after the vote.
     """
 
+    events: ChatStream
+
     def __init__(self, config: Config, request: ChatRequest, started: float):
         super().__init__(config, request.stream, started, request.model)
         self.n, stop = request.n or 1, request.stop or []
@@ -143,19 +139,7 @@ class ChatFormat(ReplyFormat):
         fields = {**reply["pixelis"], "cached": True, "seconds": self.seconds}
         return {**reply, "id": new_id("chatcmpl"), "created": int(time.time()), "pixelis": fields}
 
-    def stream_start(self) -> str:
-        return self.events.start()
-
-    def stream_text(self, event: TextEvent) -> str:
-        return self.events.text(event.text, event.attempt)
-
     def stream_turn(self, event: TurnEvent) -> str:
         thought = self.events.turn(event.turn, event.attempt) if event.sample == 0 else ""
         shown = self.events.chunk({}) | {"pixelis": {"event": event.model_dump(mode="json")}}
         return thought + sse_event(shown)
-
-    def stream_end(self, reply: dict[str, Any]) -> list[str]:
-        return self.events.end(reply)
-
-    def stream_error(self, error: ApiError) -> str:
-        return sse_event(error.body())  # which the official client raises

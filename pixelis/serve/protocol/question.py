@@ -16,9 +16,11 @@ from typing import Any, ClassVar, Literal
 from pixelis.config import Config
 from pixelis.dialogue.session import MIN_TEMPERATURE, SamplingParams
 from pixelis.protocol.answer_format import AnswerFormat
+from pixelis.protocol.chat import ChatStream
 from pixelis.protocol.errors import ApiError
 from pixelis.protocol.parts import Placed, check_data_url
 from pixelis.protocol.request import Request
+from pixelis.protocol.responses import ResponseStream
 from pixelis.records import Exchange
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer, TextEvent, TurnEvent
@@ -91,6 +93,7 @@ class ReplyFormat(ABC):
 
     query: AgentQuery
     cache_key: str | None
+    events: ChatStream | ResponseStream
 
     def __init__(self, config: Config, stream: bool | None, started: float, model: str | None = None):
         """Raises ApiError 404 unless ``model`` is served."""
@@ -110,20 +113,20 @@ class ReplyFormat(ABC):
     @abstractmethod
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]: ...
 
-    @abstractmethod
-    def stream_start(self) -> str: ...
+    def stream_start(self) -> str:
+        return self.events.start()
 
-    @abstractmethod
-    def stream_text(self, event: TextEvent) -> str: ...
+    def stream_text(self, event: TextEvent) -> str:
+        return self.events.text(event.text, event.attempt)
 
     @abstractmethod
     def stream_turn(self, event: TurnEvent) -> str: ...
 
-    @abstractmethod
-    def stream_end(self, reply: dict[str, Any]) -> list[str]: ...
+    def stream_end(self, reply: dict[str, Any]) -> list[str]:
+        return self.events.end(reply)
 
-    @abstractmethod
-    def stream_error(self, error: ApiError) -> str: ...
+    def stream_error(self, error: ApiError) -> str:
+        return self.events.error(error)
 
 
 def model_name(config: Config) -> str:

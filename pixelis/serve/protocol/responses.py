@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, PrivateAttr
 
 from pixelis.config import Config
 from pixelis.protocol.chat import Choice, Usage
-from pixelis.protocol.errors import ApiError
+from pixelis.protocol.completion import Completion
 from pixelis.protocol.log_probs import LogProbs
-from pixelis.protocol.parts import ReadMessage, read_message
 from pixelis.protocol.request import refuse_unsupported
-from pixelis.protocol.response_events import ResponseEvents
-from pixelis.protocol.responses import LOG_PROBS, ResponseReply, ResponsesBody, ResponseStream, response_usage
+from pixelis.protocol.responses import (
+    LOG_PROBS,
+    ResponseReply,
+    ResponsesBody,
+    ResponseStream,
+    response_outcome,
+    response_usage,
+)
 from pixelis.records import Experience, Trajectory, new_id
 from pixelis.serve.agent import Agent
-from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
+from pixelis.serve.agent_types import Answer, TurnEvent
 from pixelis.serve.protocol.conversation import read_messages
 from pixelis.serve.protocol.log_probs import answer_log_probs
 from pixelis.serve.protocol.openai import PixelisFields
@@ -49,25 +53,8 @@ class ResponsesRequest(ResponsesBody, QuestionRequest):
         self._earlier = earlier
 
     def conversation(self) -> Conversation:
-        self.check_fields()
         refuse_unsupported({"tools": bool(self.tools)}, None)
-        return read_messages(self._messages(), "input", self._earlier)
-
-    def _messages(self) -> Iterator[ReadMessage]:
-        if self.instructions:
-            yield ReadMessage("developer", self.instructions.strip())
-        if isinstance(self.input, str):
-            yield ReadMessage("user", self.input.strip())
-            return
-        for i, item in enumerate(self.input):
-            if item.type == "message":
-                if item.role is None:
-                    message = f"`input[{i}]` is a message without a role"
-                    raise ApiError(400, message, "missing_parameter", f"input[{i}].role")
-                yield read_message(item.role, item.content, f"input[{i}].content", self._files)
-            elif item.type not in ("reasoning", "mcp_call"):
-                message = f"items of type `{item.type[:40]}` are not supported: send messages"
-                raise ApiError(400, message, "unsupported_part", f"input[{i}]")
+        return read_messages(self.raw_messages(), "input", self._earlier)
 
 
 class ResponseDeleted(BaseModel):
@@ -113,17 +100,15 @@ def stored_response(experience: Experience) -> ResponseObject | None:
 
 def _outcome(trajectory: Trajectory, answer: str | None, log_probs: LogProbs | None) -> dict[str, Any]:
     choice = Choice.of(0, answer, trajectory, ())
-    items = ResponseEvents(trajectory.dialect, trajectory.id.removeprefix("traj_"))
-    for turn in trajectory.turns:
-        items.turn(turn)
-    tokens = log_probs.model_dump()["content"] if log_probs else []
-    items.message(choice.message.content, choice.message.refusal, tokens)
-    truncated = choice.finish_reason == "length"
-    return {
-        "status": "incomplete" if truncated else "completed",
-        "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
-        "output": items.output,
-    }
+    completion = Completion(
+        choice.message.content,
+        choice.finish_reason,
+        refusal=choice.message.refusal,
+        log_probs=log_probs,
+        turns=trajectory.turns,
+        dialect=trajectory.dialect,
+    )
+    return response_outcome(completion, trajectory.id.removeprefix("traj_"))
 
 
 class ResponsesFormat(ReplyFormat):
@@ -186,17 +171,5 @@ class ResponsesFormat(ReplyFormat):
         self.events.base = self.base = self.base.model_copy(update={"id": reply["id"]})
         return {**reply, **own_fields, "completed_at": int(time.time()), "pixelis": fields}
 
-    def stream_start(self) -> str:
-        return self.events.start()
-
-    def stream_text(self, event: TextEvent) -> str:
-        return self.events.text(event.text, event.attempt)
-
     def stream_turn(self, event: TurnEvent) -> str:
         return self.events.turn(event.turn, event.attempt) if event.sample == 0 else ""
-
-    def stream_end(self, reply: dict[str, Any]) -> list[str]:
-        return self.events.end(reply)
-
-    def stream_error(self, error: ApiError) -> str:
-        return self.events.error(error)

@@ -71,6 +71,19 @@ def test_both_apis_spell_the_same_conversation() -> None:
     assert response("Which digit?").normal_messages() == [Message("user", "Which digit?")]
 
 
+def test_pictures_of_results_may_be_uploaded_files_and_clips_are_told_by_their_type() -> None:
+    gif = "data:image/gif;base64,AAAA"
+    output = [{"type": "input_image", "file_id": "file-1"}, {"type": "video_url", "video_url": {"url": gif}}]
+    called_once = {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "a", "output": output}
+    request = response([USER, called_once, result])
+    assert request.file_ids() == ["file-1"]
+    request.use_files({"file-1": gif})
+    message = request.normal_messages()[2]
+    assert message.media == (gif, "data:video/gif;base64,AAAA")
+    assert message.places == ("input[2].output[0]", "input[2].output[1]")
+
+
 def test_a_reply_without_an_answer_is_an_empty_message() -> None:
     refusals: list[dict[str, Any]] = [
         {"content": None, "refusal": "no answer (length)", "tool_calls": None},

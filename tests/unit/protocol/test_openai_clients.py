@@ -99,7 +99,7 @@ class Served:
         )
         completion = self.complete(body.normal_messages(earlier), [f.name for f in tools.offered], base.id)
         tools.check(completion.calls)
-        reply = response_reply(completion, base, DIALECT)
+        reply = response_reply(completion, base)
         if not body.stream:
             return Response(json.dumps(reply), media_type="application/json")
         return streamed(ResponseStream(base, DIALECT, completion.functions), completion, reply)
@@ -292,5 +292,5 @@ def test_a_reply_without_calls_is_its_answer_or_its_text_or_a_refusal() -> None:
     base = ResponseReply(
         id="resp_1", created_at=1, status="in_progress", model="m", temperature=1.0, top_p=1.0
     )
-    assert response_reply(cut, base, DIALECT)["status"] == "incomplete"
+    assert response_reply(cut, base)["status"] == "incomplete"
     assert cut.message == Message("assistant")

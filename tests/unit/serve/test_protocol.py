@@ -250,8 +250,8 @@ REFUSED: dict[type, list[tuple[dict[str, Any], str, str]]] = {
         ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
         (
             {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
-            "unsupported_part",
-            "input[0]",
+            "unsupported_conversation",
+            "input",
         ),
         (given_parts({"type": "input_audio", "data": "x"}), "unsupported_part", "input[0].content[0]"),
         (given_parts({"type": "input_image"}), "invalid_value", "input[0].content[0]"),
