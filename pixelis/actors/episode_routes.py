@@ -26,7 +26,6 @@ from pixelis.protocol.episodes import (
 )
 from pixelis.protocol.errors import ApiError, Model
 from pixelis.protocol.messages import Message
-from pixelis.protocol.request import CompletionBody
 from pixelis.protocol.responses import ResponseReply, ResponsesBody, ResponseStream, response_reply
 from pixelis.protocol.stream import sse_event
 from pixelis.protocol.tools import Toolset
@@ -118,9 +117,7 @@ def episode_router(
         )
         functions = {tool.name or "" for tool in body.tools or ()}
         stream = ResponseStream(base, host.dialect, functions)
-        return await _complete(
-            host, id, body, lambda completion: response_reply(completion, base, host.dialect), stream
-        )
+        return await _complete(host, id, body, lambda completion: response_reply(completion, base), stream)
 
     @router.post("/{id}/reward")
     async def reward(request: Request, id: str) -> RewardReply:
@@ -142,7 +139,7 @@ def episode_router(
     async def _complete(
         host: EpisodeHost,
         id: str,
-        body: CompletionBody,
+        body: ChatBody | ResponsesBody,
         format: Callable[[Completion], dict[str, Any]],
         stream: ChatStream | ResponseStream,
     ) -> Response:
@@ -150,6 +147,9 @@ def episode_router(
         pieces = host.complete(
             id, messages, body.toolset(host.operations), body.token_limit, bool(body.stream)
         )
+        if isinstance(body, ResponsesBody) and body.previous_response_id is not None:
+            message = "an episode keeps its own record: send the whole conversation in `input`"
+            raise ApiError(400, message, "unsupported_parameter", "previous_response_id")
         if body.stream:
             return StreamingResponse(
                 _events(pieces, format, stream), media_type="text/event-stream", headers=NO_STORE
