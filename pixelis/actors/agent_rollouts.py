@@ -8,7 +8,8 @@ import json
 import math
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,7 @@ from pixelis.protocol.episodes import (
     RewardRequest,
 )
 from pixelis.protocol.errors import ApiError, Model, parse_body
-from pixelis.protocol.messages import Message
-from pixelis.protocol.tools import Toolset
+from pixelis.protocol.request import CompletionBody
 from pixelis.records import Group
 from pixelis.telemetry.events import EventLog
 from pixelis.telemetry.metrics import count
@@ -209,10 +209,14 @@ class RunHost(EpisodeHost):
             **{**shown, "question": question.text, "images": pictures, "metadata": question.meta}
         )
 
-    def complete(
-        self, id: str, messages: Sequence[Message], tools: Toolset, max_tokens: int | None, stream: bool
-    ) -> AsyncGenerator[Piece, None]:
-        return self.episodes.complete(self.episodes.get(id), messages, tools, max_tokens, stream)
+    async def complete(self, id: str, body: CompletionBody) -> AsyncGenerator[Piece, None]:
+        episode = self.episodes.get(id)
+        sampling = episode.sampling
+        if body.token_limit is not None:
+            sampling = replace(sampling, max_tokens=min(body.token_limit, sampling.max_tokens))
+        tools = body.toolset(self.operations)
+        messages = body.normal_messages()
+        return self.episodes.complete(episode, messages, tools, sampling, bool(body.stream))
 
     async def reward(self, id: str, body: RewardRequest) -> RewardReply:
         return await self.episodes.reward(self.episodes.get(id), body)

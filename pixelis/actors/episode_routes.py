@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -25,10 +26,8 @@ from pixelis.protocol.episodes import (
     RewardRequest,
 )
 from pixelis.protocol.errors import ApiError, Model
-from pixelis.protocol.messages import Message
+from pixelis.protocol.request import CompletionBody
 from pixelis.protocol.responses import ResponseReply, ResponsesBody, ResponseStream, response_reply
-from pixelis.protocol.stream import sse_event
-from pixelis.protocol.tools import Toolset
 from pixelis.records import new_id
 
 Piece = TextUpdate | TurnUpdate | Completion
@@ -53,9 +52,8 @@ class EpisodeHost(ABC):
         """The next question of a training run, None if there is none in ``wait_s``."""
 
     @abstractmethod
-    def complete(
-        self, id: str, messages: Sequence[Message], tools: Toolset, max_tokens: int | None, stream: bool
-    ) -> AsyncGenerator[Piece, None]: ...
+    async def complete(self, id: str, body: CompletionBody) -> AsyncGenerator[Piece, None]:
+        """Check a request; the pieces of its reply follow, the completion last."""
 
     @abstractmethod
     async def reward(self, id: str, body: RewardRequest) -> RewardReply: ...
@@ -65,6 +63,10 @@ class EpisodeHost(ABC):
 
     @abstractmethod
     async def status(self, id: str) -> EpisodeStatus: ...
+
+    def stream(self, events: AsyncGenerator[str, None]) -> Response:
+        """The response that sends these events."""
+        return StreamingResponse(events, media_type="text/event-stream", headers=NO_STORE)
 
 
 def episode_router(
@@ -96,28 +98,13 @@ def episode_router(
     async def chat(request: Request, id: str) -> Response:
         """Go on with an episode as OpenAI's chat completions do."""
         host = await host_of(request)
-        body = await read(request, ChatBody)
-        include_usage = body.stream_options is not None and body.stream_options.include_usage
-        stream = ChatStream(host.model, host.dialect, include_usage)
-        return await _complete(host, id, body, lambda completion: chat_reply(completion, host.model), stream)
+        return await respond(host, id, await read(request, ChatBody), failure)
 
     @router.post("/{id}/v1/responses")
     async def responses(request: Request, id: str) -> Response:
         """Go on with an episode as OpenAI's responses do."""
         host = await host_of(request)
-        body = await read(request, ResponsesBody)
-        base = ResponseReply(
-            id=new_id("resp"),
-            created_at=int(time.time()),
-            status="in_progress",
-            model=host.model,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            **body.shown(),
-        )
-        functions = {tool.name or "" for tool in body.tools or ()}
-        stream = ResponseStream(base, host.dialect, functions)
-        return await _complete(host, id, body, lambda completion: response_reply(completion, base), stream)
+        return await respond(host, id, await read(request, ResponsesBody), failure)
 
     @router.post("/{id}/reward")
     async def reward(request: Request, id: str) -> RewardReply:
@@ -136,52 +123,61 @@ def episode_router(
         """The state of an episode and its branches."""
         return _placed(request, await (await host_of(request)).status(id))
 
-    async def _complete(
-        host: EpisodeHost,
-        id: str,
-        body: ChatBody | ResponsesBody,
-        format: Callable[[Completion], dict[str, Any]],
-        stream: ChatStream | ResponseStream,
-    ) -> Response:
-        messages = body.normal_messages()
-        pieces = host.complete(
-            id, messages, body.toolset(host.operations), body.token_limit, bool(body.stream)
+    return router
+
+
+async def respond(
+    host: EpisodeHost, id: str, body: ChatBody | ResponsesBody, failure: Callable[[BaseException], ApiError]
+) -> Response:
+    """The reply to a request, in the format of its ``body``. Raises ApiError."""
+    format: Callable[[Completion], dict[str, Any]]
+    if isinstance(body, ChatBody):
+        include_usage = body.stream_options is not None and body.stream_options.include_usage
+        stream: ChatStream | ResponseStream = ChatStream(host.model, host.dialect, include_usage)
+        format = partial(chat_reply, model=host.model)
+    else:
+        base = ResponseReply(
+            id=new_id("resp"),
+            created_at=int(time.time()),
+            status="in_progress",
+            model=host.model,
+            store=False,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            **body.shown(),
         )
-        if isinstance(body, ResponsesBody) and body.previous_response_id is not None:
-            message = "an episode keeps its own record: send the whole conversation in `input`"
-            raise ApiError(400, message, "unsupported_parameter", "previous_response_id")
-        if body.stream:
-            return StreamingResponse(
-                _events(pieces, format, stream), media_type="text/event-stream", headers=NO_STORE
-            )
+        stream = ResponseStream(base, host.dialect, {tool.name or "" for tool in body.tools or ()})
+        format = partial(response_reply, base=base)
+    pieces = await host.complete(id, body)
+    if body.stream:
+        return host.stream(_events(pieces, format, stream, failure))
+    async with aclosing(pieces):
+        async for piece in pieces:
+            if isinstance(piece, Completion):
+                return JSONResponse(format(piece))
+    raise AssertionError("the last piece is the completion")
+
+
+async def _events(
+    pieces: AsyncGenerator[Piece, None],
+    format: Callable[[Completion], dict[str, Any]],
+    stream: ChatStream | ResponseStream,
+    failure: Callable[[BaseException], ApiError],
+) -> AsyncGenerator[str, None]:
+    """The events of a reply; a failure is the last one."""
+    yield stream.start()
+    try:
         async with aclosing(pieces):
             async for piece in pieces:
                 if isinstance(piece, Completion):
-                    return JSONResponse(format(piece))
-        raise AssertionError("the last piece is the completion")
-
-    async def _events(
-        pieces: AsyncGenerator[Piece, None],
-        format: Callable[[Completion], dict[str, Any]],
-        stream: ChatStream | ResponseStream,
-    ) -> AsyncGenerator[str, None]:
-        """The events of a reply; a failure is the last one."""
-        yield stream.start()
-        try:
-            async with aclosing(pieces):
-                async for piece in pieces:
-                    if isinstance(piece, Completion):
-                        for event in stream.end(format(piece)):
-                            yield event
-                    elif isinstance(piece, TextUpdate):
-                        yield stream.text(piece.text, piece.attempt)
-                    else:
-                        yield stream.turn(piece.turn, piece.attempt)
-        except Exception as error:
-            told = failure(error)
-            yield stream.error(told) if isinstance(stream, ResponseStream) else sse_event(told.body())
-
-    return router
+                    for event in stream.end(format(piece)):
+                        yield event
+                elif isinstance(piece, TextUpdate):
+                    yield stream.text(piece.text, piece.attempt)
+                else:
+                    yield stream.turn(piece.turn, piece.attempt)
+    except Exception as error:
+        yield stream.error(failure(error))
 
 
 Reply = TypeVar("Reply", bound=EpisodeReply)
