@@ -7,14 +7,17 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import ray
+from ray.actor import ActorHandle
 
+from pixelis.actors.cluster import actor_handle
+from pixelis.actors.episode_outcomes import EpisodeOutcomes
 from pixelis.actors.episodes import Episodes, OutsideEpisode
 from pixelis.actors.evolution_monitor import log_failures, repeat
 from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
 from pixelis.actors.generator_scaler import POLL_S, follow
+from pixelis.actors.memory import Memory
 from pixelis.actors.rollout_messages import TextUpdate, TurnUpdate
 from pixelis.config import Config
 from pixelis.config.references import is_function
@@ -32,13 +35,6 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
 """Seconds between searches for expired episodes."""
-
-
-class Outcomes(Protocol):
-    """What becomes of the episodes of a group."""
-
-    async def ended(self, episodes: Sequence[OutsideEpisode]) -> None:
-        """Returns when what must be durable is on disk; the same group may follow a failure."""
 
 
 @dataclass
@@ -64,18 +60,31 @@ class EpisodeGroup:
 class EpisodeService:
     """Opens, completes and ends episodes for all gateways; a restarted one has forgotten them.
 
-    ``generators`` and ``scaler`` are names. ``owner`` is the space of a key; methods raise ApiError 404 for
+    ``generators``, ``scaler``, ``evolution`` and ``memory`` are names of actors. ``owner`` is the space of a key; methods raise ApiError 404 for
     the episodes of another.
     """
 
-    def __init__(self, config: Config, generators: Sequence[str], scaler: str | None = None):
+    def __init__(
+        self,
+        config: Config,
+        generators: Sequence[str],
+        scaler: str | None = None,
+        evolution: str | None = None,
+        memory: Sequence[str] = (),
+    ):
         logs.start(config, "episodes")
         self.config, self.scaler = config, scaler
         timeouts = RouterTimeouts.serving(config)
         self.router = GeneratorRouter(generators, timeouts, follows=True, attempts=2)
         self.episodes = Episodes(config, self.router, config.dialogue.max_turns_test)
         self.groups: dict[str, EpisodeGroup] = {}
-        self.outcomes: Outcomes | None = None
+        namespace = ray.get_runtime_context().namespace
+
+        async def learner() -> ActorHandle:
+            return await asyncio.to_thread(actor_handle, evolution, namespace)
+
+        shards = Memory(memory, namespace, config.memory) if memory else None
+        self.outcomes = EpisodeOutcomes(config, learner if evolution is not None else None, shards)
         self.background: list[asyncio.Task[None]] = []
 
     async def health(self) -> dict[str, int]:
@@ -152,7 +161,7 @@ class EpisodeService:
             _check_scorer(body.verifier, "verifier")
         episode = self.episodes.get(id, owner)
         reply = await self.episodes.reward(episode, body)
-        await self._settle(episode.group_id)
+        await self._settle(episode.group_id, episode)
         return reply
 
     async def fail(self, owner: str, id: str, cause: str) -> EpisodeStatus:
@@ -188,15 +197,18 @@ class EpisodeService:
             message = f"the messages of this key's open episodes have more than {limit} characters"
             raise ApiError(429, message, "too_many_bytes", retry_after_s=10.0)
 
-    async def _settle(self, group_id: str) -> None:
-        """Hand on a group that has ended, once, and forget its episodes."""
+    async def _settle(self, group_id: str, episode: OutsideEpisode | None = None) -> None:
+        """Hand on a group that has ended, once, and forget its episodes; otherwise store its ended ``episode``."""
         group = self.groups.get(group_id)
-        if group is None or not group.has_ended:
+        if group is None:
+            return
+        if not group.has_ended:
+            if episode is not None:
+                await self.outcomes.ended([episode], complete=False)
             return
         async with group.settling:
             if group_id in self.groups:
-                if self.outcomes is not None:
-                    await self.outcomes.ended(group.episodes)
+                await self.outcomes.ended(group.episodes)
                 del self.groups[group_id]
                 for episode in group.episodes:
                     self.episodes.close(episode)
