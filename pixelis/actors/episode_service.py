@@ -60,8 +60,8 @@ class EpisodeGroup:
 class EpisodeService:
     """Opens, completes and ends episodes for all gateways; a restarted one has forgotten them.
 
-    ``generators``, ``scaler``, ``evolution`` and ``memory`` are names of actors. ``owner`` is the space of a key; methods raise ApiError 404 for
-    the episodes of another.
+    ``generators``, ``scaler``, ``evolution`` and ``memory`` are names of actors. ``owner`` is the space of a
+    key; methods raise ApiError 404 for the episodes of another.
     """
 
     def __init__(
