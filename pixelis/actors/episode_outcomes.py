@@ -26,6 +26,7 @@ from pixelis.evolution.traffic_questions import MIN_CONFIDENCE
 from pixelis.evolution.updates import priority, unlabelled
 from pixelis.operations.image import load_image
 from pixelis.records import Experience, Media, UpdateTask, Verdict
+from pixelis.telemetry.metrics import count
 
 MAX_LEARNT = 100_000
 """Latest episodes whose repeated end is ignored."""
@@ -47,7 +48,7 @@ class EndedEpisode:
 class EpisodeOutcomes:
     """``evolution`` returns the actor's handle, None without learning; without a ``memory`` nothing is stored.
 
-    ``counts`` has the experiences, and ``episodes_CAUSE`` of the groups that teach nothing.
+    ``counts`` has the experiences, and ``groups_OUTCOME``: "task", or why a group teaches nothing.
     """
 
     def __init__(
@@ -134,15 +135,21 @@ class EpisodeOutcomes:
     async def _learn(self, updates: UpdateSender, ended: Sequence[EndedEpisode], owner: str) -> None:
         c, experiences = self.config, [one.experience for one in ended]
         if self.memory is not None and await self.memory.size() < c.evolution.cold_start:
-            self.counts["episodes_cold_start"] += 1
+            self._count("cold_start")
             return
         found = await asyncio.to_thread(lesson, experiences, c.evolution, c.rewards, owner, time.time())
         if found.task is None or found.verdict is None:
-            self.counts[f"episodes_{found.cause}"] += 1
+            self._count(found.cause)
             if found.gated:
                 updates.gated(owner)
             return
+        self._count("task")
         await self.background.count("update_sent", self._send(updates, found.task, found.verdict, ended))
+
+    def _count(self, outcome: str) -> None:
+        """Count what has become of a group."""
+        self.counts[f"groups_{outcome}"] += 1
+        count("episodes/groups", tags={"outcome": outcome})
 
     async def _send(
         self, updates: UpdateSender, task: UpdateTask, verdict: Verdict, ended: Sequence[EndedEpisode]
