@@ -35,10 +35,10 @@ SWEEP_S = 1.0
 
 
 class Outcomes(Protocol):
-    """What becomes of the episodes of a group."""
+    """What becomes of ended episodes."""
 
-    async def ended(self, episodes: Sequence[OutsideEpisode]) -> None:
-        """Returns when what must be durable is on disk; the same group may follow a failure."""
+    async def ended(self, episodes: Sequence[OutsideEpisode], complete: bool) -> None:
+        """Store those of a group that have ended, and learn from a complete one; again after a failure."""
 
 
 @dataclass
@@ -52,6 +52,7 @@ class EpisodeGroup:
     id: str = field(default_factory=lambda: new_id("group"))
     episodes: list[OutsideEpisode] = field(default_factory=list)
     settling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    complete: bool = False
 
     @property
     def has_ended(self) -> bool:
@@ -168,7 +169,7 @@ class EpisodeService:
     def _group(self, owner: str, name: str | None) -> EpisodeGroup | None:
         """The open group that a key calls so."""
         mine = [g for g in self.groups.values() if (g.owner, g.name) == (owner, name)]
-        return next((group for group in mine if not group.settling.locked()), None)
+        return next((group for group in mine if not group.complete), None)
 
     def _own(self, owner: str) -> list[OutsideEpisode]:
         return [e for group in self.groups.values() if group.owner == owner for e in group.episodes]
@@ -189,16 +190,17 @@ class EpisodeService:
             raise ApiError(429, message, "too_many_bytes", retry_after_s=10.0)
 
     async def _settle(self, group_id: str) -> None:
-        """Hand on a group that has ended, once, and forget its episodes."""
+        """Hand on what has ended of a group, and forget a complete one."""
         group = self.groups.get(group_id)
-        if group is None or not group.has_ended:
+        if group is None:
             return
         async with group.settling:
-            if group_id in self.groups:
-                if self.outcomes is not None:
-                    await self.outcomes.ended(group.episodes)
-                del self.groups[group_id]
-                for episode in group.episodes:
+            group.complete = group.complete or group.has_ended
+            ended = [episode for episode in group.episodes if episode.ended.is_set()]
+            if self.outcomes is not None and ended:
+                await self.outcomes.ended(ended, group.complete)
+            if group.complete and self.groups.pop(group_id, None) is not None:
+                for episode in ended:
                     self.episodes.close(episode)
 
     def _begin(self) -> None:
@@ -219,7 +221,8 @@ class EpisodeService:
                 if episode.expires_at <= now and not answering and episode.end():
                     episode.expired = True
             with log_failures("the episodes of a group could not be stored"):
-                await self._settle(group.id)
+                if group.has_ended:
+                    await self._settle(group.id)
 
     async def _follow(self) -> None:
         assert self.scaler is not None

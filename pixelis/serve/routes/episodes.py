@@ -18,20 +18,23 @@ from pixelis.dialogue.session import SamplingParams
 from pixelis.protocol.chat import ChatBody
 from pixelis.protocol.completion import Completion
 from pixelis.protocol.episodes import EpisodeRequest, EpisodeStatus, RewardReply, RewardRequest
-from pixelis.protocol.errors import ApiError, Model, parse_body
+from pixelis.protocol.errors import ApiError, Model
 from pixelis.protocol.messages import Message
 from pixelis.protocol.request import CompletionBody
 from pixelis.protocol.request import Request as OpenRequest
 from pixelis.protocol.responses import ResponsesBody
 from pixelis.serve.agent_types import AgentQuery
 from pixelis.serve.dependencies import (
-    MAX_SMALL_BODY_BYTES,
+    JsonBody,
+    QuestionBody,
+    RequestTiming,
+    Sender,
+    State,
     Timing,
     authorise,
-    get_timing,
     limit_rate,
-    read_body,
     require_json,
+    require_room,
 )
 from pixelis.serve.keys import Caller, Scope
 from pixelis.serve.protocol.question import (
@@ -43,7 +46,7 @@ from pixelis.serve.protocol.question import (
 )
 from pixelis.serve.request_handler import check_priority, timeout_error, use_files
 from pixelis.serve.responses import EventStream, api_error, until
-from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
+from pixelis.serve.state import GatewayState
 
 
 class ServiceHost(EpisodeHost):
@@ -170,25 +173,20 @@ async def with_tools(
     return await respond(ServiceHost(state, caller, timing.deadline, admitted=True), "", body, api_error)
 
 
-async def _host(request: Request) -> ServiceHost:
-    state: GatewayState = request.app.state.gateway
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    caller = state.access.authorise(key if scheme.lower() == "bearer" else "")
-    return ServiceHost(state, caller, (await get_timing(state)).deadline)
+async def _host(state: State, caller: Sender, timing: RequestTiming) -> EpisodeHost:
+    return ServiceHost(state, caller, timing.deadline)
 
 
-async def _read(request: Request, model: type[Model]) -> Model:
-    """The body under its caps: those of a question if it may have pictures."""
-    await require_json(request)
-    state: GatewayState = request.app.state.gateway
-    now, config = asyncio.get_running_loop().time(), state.config.serve
-    most, seconds = MAX_SMALL_BODY_BYTES, ACTOR_TIMEOUT_S
-    if issubclass(model, CompletionBody):
-        state.admission.require_room()
-        most, seconds = config.max_body_bytes, config.timeout_s
-    body = await read_body(state, request, most, now + seconds)
-    return parse_body(model, body or b"{}")
+class EpisodeBody(QuestionBody[Model]):
+    """A body under the caps of a question if it may have pictures, of a JsonBody otherwise."""
+
+    async def __call__(self, state: State, request: Request, timing: RequestTiming) -> Model:  # type: ignore[override]
+        await require_json(request)
+        if not issubclass(self.model, CompletionBody):
+            return await JsonBody.__call__(self, state, request)
+        await require_room(state)
+        return await super().__call__(state, request, timing)
 
 
 router = APIRouter(dependencies=[Depends(authorise), Depends(limit_rate)])
-router.include_router(episode_router(_host, _read, api_error))
+router.include_router(episode_router(_host, EpisodeBody, api_error))
