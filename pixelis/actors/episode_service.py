@@ -7,21 +7,23 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import ray
+from ray.actor import ActorHandle
 
+from pixelis.actors.cluster import actor_handle
+from pixelis.actors.episode_outcomes import EpisodeOutcomes
 from pixelis.actors.episodes import Episodes, OutsideEpisode
 from pixelis.actors.evolution_monitor import log_failures, repeat
 from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
 from pixelis.actors.generator_scaler import POLL_S, follow
+from pixelis.actors.memory import Memory
 from pixelis.actors.rollout_messages import TextUpdate, TurnUpdate
 from pixelis.config import Config
-from pixelis.config.references import is_function
 from pixelis.dialogue.session import SamplingParams
 from pixelis.protocol.completion import Completion
 from pixelis.protocol.episodes import EpisodeRequest, EpisodeStatus, RewardReply, RewardRequest
-from pixelis.protocol.errors import ApiError, invalid
+from pixelis.protocol.errors import ApiError
 from pixelis.protocol.messages import Message
 from pixelis.protocol.tools import Toolset
 from pixelis.records import Question, new_id
@@ -32,13 +34,6 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
 """Seconds between searches for expired episodes."""
-
-
-class Outcomes(Protocol):
-    """What becomes of ended episodes."""
-
-    async def ended(self, episodes: Sequence[OutsideEpisode], complete: bool) -> None:
-        """Store those of a group that have ended, and learn from a complete one; again after a failure."""
 
 
 @dataclass
@@ -65,18 +60,31 @@ class EpisodeGroup:
 class EpisodeService:
     """Opens, completes and ends episodes for all gateways; a restarted one has forgotten them.
 
-    ``generators`` and ``scaler`` are names. ``owner`` is the space of a key; methods raise ApiError 404 for
-    the episodes of another.
+    ``generators``, ``scaler``, ``evolution`` and ``memory`` are names of actors. ``owner`` is the space of a
+    key; methods raise ApiError 404 for the episodes of another.
     """
 
-    def __init__(self, config: Config, generators: Sequence[str], scaler: str | None = None):
+    def __init__(
+        self,
+        config: Config,
+        generators: Sequence[str],
+        scaler: str | None = None,
+        evolution: str | None = None,
+        memory: Sequence[str] = (),
+    ):
         logs.start(config, "episodes")
         self.config, self.scaler = config, scaler
         timeouts = RouterTimeouts.serving(config)
         self.router = GeneratorRouter(generators, timeouts, follows=True, attempts=2)
         self.episodes = Episodes(config, self.router, config.dialogue.max_turns_test)
         self.groups: dict[str, EpisodeGroup] = {}
-        self.outcomes: Outcomes | None = None
+        namespace = ray.get_runtime_context().namespace
+
+        async def learner() -> ActorHandle:
+            return await asyncio.to_thread(actor_handle, evolution, namespace)
+
+        shards = Memory(memory, namespace, config.memory) if memory else None
+        self.outcomes = EpisodeOutcomes(config, learner if evolution is not None else None, shards)
         self.background: list[asyncio.Task[None]] = []
 
     async def health(self) -> dict[str, int]:
@@ -91,7 +99,7 @@ class EpisodeService:
             message = f"{limits.max_open} episodes of this key are open: end them with a reward"
             raise ApiError(429, message, "too_many_episodes", retry_after_s=10.0)
         if body.scorer is not None:
-            _check_scorer(body.scorer, "scorer")
+            find_scorer(body.scorer)  # raises BadInput
         group = self._group(owner, body.group) or EpisodeGroup(body.group or "", owner, sampling.seed)
         self.groups[group.id] = group
         group.samples = max(group.samples, body.samples or 1)
@@ -149,8 +157,6 @@ class EpisodeService:
 
     async def reward(self, owner: str, id: str, body: RewardRequest) -> RewardReply:
         """End an episode with a reward, once what its group teaches is durable."""
-        if body.verifier is not None:
-            _check_scorer(body.verifier, "verifier")
         episode = self.episodes.get(id, owner)
         reply = await self.episodes.reward(episode, body)
         await self._settle(episode.group_id)
@@ -197,7 +203,7 @@ class EpisodeService:
         async with group.settling:
             group.complete = group.complete or group.has_ended
             ended = [episode for episode in group.episodes if episode.ended.is_set()]
-            if self.outcomes is not None and ended:
+            if ended:
                 await self.outcomes.ended(ended, group.complete)
             if group.complete and self.groups.pop(group_id, None) is not None:
                 for episode in ended:
@@ -227,10 +233,3 @@ class EpisodeService:
     async def _follow(self) -> None:
         assert self.scaler is not None
         await follow(self.router, self.scaler)
-
-
-def _check_scorer(name: str, param: str) -> None:
-    """Raises ApiError 400 for an unknown scorer, and for a function, which a client cannot import here."""
-    if is_function(name):
-        raise invalid(param, "only built-in scorers have a name here", "unknown_scorer")
-    find_scorer(name)

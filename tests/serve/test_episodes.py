@@ -35,7 +35,6 @@ from pixelis.config import Config, load
 from pixelis.datasets import card_questions
 from pixelis.dialogue.session import SamplingParams
 from pixelis.jobs import serve as serve_job
-from pixelis.jobs import sft
 from pixelis.records import Media, Question, Trajectory
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Backends
@@ -478,14 +477,14 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str, str | None]] = [
 BAD_EPISODES: list[tuple[str, dict[str, Any], int, str, str | None]] = [
     ("", {"samples": 0}, 400, "invalid_value", "samples"),
     ("", {"scorer": "no_such"}, 400, "unknown_scorer", None),
-    ("", {"scorer": "os:system"}, 400, "unknown_scorer", "scorer"),
+    ("", {"scorer": "os:system"}, 400, "invalid_value", "scorer"),
     ("", {"nonsense": 1}, 400, "invalid_value", "nonsense"),
     ("/next", {}, 404, "no_questions", None),
     ("/ID/reward", {}, 400, "invalid_value", None),
     ("/ID/reward", {"reward": 1, "terms": {"a": 1}}, 400, "invalid_value", None),
     ("/ID/reward", {"reward": "1"}, 400, "invalid_value", "reward"),
     ("/ID/reward", {"reward": 1, "branch": "b"}, 400, "unknown_branch", "branch"),
-    ("/ID/reward", {"verifier": "os:system"}, 400, "unknown_scorer", "verifier"),
+    ("/ID/reward", {"verifier": "os:system"}, 400, "invalid_value", "verifier"),
     ("/ID/reward", {"verifier": "exact"}, 400, "no_answers", "verifier"),
     ("/ID/fail", {}, 400, "missing_parameter", "cause"),
     ("/ep_none/fail", {"cause": "?"}, 404, "episode_not_found", "id"),
