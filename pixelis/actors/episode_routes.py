@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel
 
 from pixelis.actors.rollout_messages import TextUpdate, TurnUpdate
-from pixelis.protocol.chat import ChatBody, ChatStream, chat_reply
+from pixelis.protocol.chat import ChatBody, ChatReply, ChatStream, chat_reply
 from pixelis.protocol.completion import Completion
 from pixelis.protocol.episodes import (
     EpisodeReply,
@@ -25,13 +26,13 @@ from pixelis.protocol.episodes import (
     RewardReply,
     RewardRequest,
 )
-from pixelis.protocol.errors import ApiError, Model
+from pixelis.protocol.errors import ApiError
 from pixelis.protocol.request import CompletionBody
 from pixelis.protocol.responses import ResponseReply, ResponsesBody, ResponseStream, response_reply
 from pixelis.records import new_id
 
+BODIES = (EpisodeRequest, NextEpisodeRequest, ChatBody, ResponsesBody, RewardRequest, FailRequest)
 Piece = TextUpdate | TurnUpdate | Completion
-ReadBody = Callable[[Request, type[Model]], Awaitable[Model]]
 
 
 class EpisodeHost(ABC):
@@ -70,58 +71,65 @@ class EpisodeHost(ABC):
 
 
 def episode_router(
-    host_of: Callable[[Request], Awaitable[EpisodeHost]],
-    read: ReadBody,
+    host_of: Callable[..., Any],
+    body_of: Callable[[type[BaseModel]], Callable[..., Any]],
     failure: Callable[[BaseException], ApiError],
 ) -> APIRouter:
     """The routes over the episodes of a request's caller.
 
-    ``read`` reads a body under its caps; ``failure`` is the error that a caller may see.
+    FastAPI dependencies: ``host_of`` gives the caller's EpisodeHost, ``body_of`` one that reads a body under
+    its caps. ``failure`` is the error that a caller may see.
     """
     router = APIRouter(prefix="/v1/episodes", tags=["episodes"])
+    caller = Depends(host_of)
+    opened, awaited, asked, continued, rewarded, failed = (Depends(body_of(model)) for model in BODIES)
 
     @router.post("", response_model=EpisodeReply)
-    async def open_episode(request: Request) -> Any:
+    async def open_episode(
+        request: Request, host: EpisodeHost = caller, body: EpisodeRequest = opened
+    ) -> Any:
         """Open an episode; an OpenAI client then uses its `base_url`."""
-        host = await host_of(request)
-        return _placed(request, await host.open(await read(request, EpisodeRequest)))
+        return _placed(request, await host.open(body))
 
     @router.post("/next", response_model=NextEpisodeReply, responses={204: {"description": "no question"}})
-    async def next_episode(request: Request) -> Any:
+    async def next_episode(
+        request: Request,
+        host: EpisodeHost = caller,
+        body: NextEpisodeRequest = awaited,
+    ) -> Any:
         """Wait for a question of a training run, which opens an episode."""
-        host = await host_of(request)
-        body = await read(request, NextEpisodeRequest)
         offered = await host.next(body.wait_s)
         return Response(status_code=204) if offered is None else _placed(request, offered)
 
-    @router.post("/{id}/v1/chat/completions")
-    async def chat(request: Request, id: str) -> Response:
+    @router.post("/{id}/v1/chat/completions", response_model=ChatReply)
+    async def chat(id: str, host: EpisodeHost = caller, body: ChatBody = asked) -> Response:
         """Go on with an episode as OpenAI's chat completions do."""
-        host = await host_of(request)
-        return await respond(host, id, await read(request, ChatBody), failure)
+        return await respond(host, id, body, failure)
 
-    @router.post("/{id}/v1/responses")
-    async def responses(request: Request, id: str) -> Response:
+    @router.post("/{id}/v1/responses", response_model=ResponseReply)
+    async def responses(id: str, host: EpisodeHost = caller, body: ResponsesBody = continued) -> Response:
         """Go on with an episode as OpenAI's responses do."""
-        host = await host_of(request)
-        return await respond(host, id, await read(request, ResponsesBody), failure)
+        return await respond(host, id, body, failure)
 
     @router.post("/{id}/reward")
-    async def reward(request: Request, id: str) -> RewardReply:
+    async def reward(id: str, host: EpisodeHost = caller, body: RewardRequest = rewarded) -> RewardReply:
         """End an episode with a reward. A repeated request gets the first one's reply."""
-        host = await host_of(request)
-        return await host.reward(id, await read(request, RewardRequest))
+        return await host.reward(id, body)
 
     @router.post("/{id}/fail")
-    async def fail(request: Request, id: str) -> EpisodeStatus:
+    async def fail(
+        request: Request,
+        id: str,
+        host: EpisodeHost = caller,
+        body: FailRequest = failed,
+    ) -> EpisodeStatus:
         """End an episode whose agent failed: it is counted, and nothing is learnt."""
-        host = await host_of(request)
-        return _placed(request, await host.fail(id, (await read(request, FailRequest)).cause))
+        return _placed(request, await host.fail(id, body.cause))
 
     @router.get("/{id}")
-    async def status(request: Request, id: str) -> EpisodeStatus:
+    async def status(request: Request, id: str, host: EpisodeHost = caller) -> EpisodeStatus:
         """The state of an episode and its branches."""
-        return _placed(request, await (await host_of(request)).status(id))
+        return _placed(request, await host.status(id))
 
     return router
 

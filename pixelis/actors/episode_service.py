@@ -20,11 +20,10 @@ from pixelis.actors.generator_scaler import POLL_S, follow
 from pixelis.actors.memory import Memory
 from pixelis.actors.rollout_messages import TextUpdate, TurnUpdate
 from pixelis.config import Config
-from pixelis.config.references import is_function
 from pixelis.dialogue.session import SamplingParams
 from pixelis.protocol.completion import Completion
 from pixelis.protocol.episodes import EpisodeRequest, EpisodeStatus, RewardReply, RewardRequest
-from pixelis.protocol.errors import ApiError, invalid
+from pixelis.protocol.errors import ApiError
 from pixelis.protocol.messages import Message
 from pixelis.protocol.tools import Toolset
 from pixelis.records import Question, new_id
@@ -48,6 +47,7 @@ class EpisodeGroup:
     id: str = field(default_factory=lambda: new_id("group"))
     episodes: list[OutsideEpisode] = field(default_factory=list)
     settling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    complete: bool = False
 
     @property
     def has_ended(self) -> bool:
@@ -99,7 +99,7 @@ class EpisodeService:
             message = f"{limits.max_open} episodes of this key are open: end them with a reward"
             raise ApiError(429, message, "too_many_episodes", retry_after_s=10.0)
         if body.scorer is not None:
-            _check_scorer(body.scorer, "scorer")
+            find_scorer(body.scorer)  # raises BadInput
         group = self._group(owner, body.group) or EpisodeGroup(body.group or "", owner, sampling.seed)
         self.groups[group.id] = group
         group.samples = max(group.samples, body.samples or 1)
@@ -157,11 +157,9 @@ class EpisodeService:
 
     async def reward(self, owner: str, id: str, body: RewardRequest) -> RewardReply:
         """End an episode with a reward, once what its group teaches is durable."""
-        if body.verifier is not None:
-            _check_scorer(body.verifier, "verifier")
         episode = self.episodes.get(id, owner)
         reply = await self.episodes.reward(episode, body)
-        await self._settle(episode.group_id, episode)
+        await self._settle(episode.group_id)
         return reply
 
     async def fail(self, owner: str, id: str, cause: str) -> EpisodeStatus:
@@ -177,7 +175,7 @@ class EpisodeService:
     def _group(self, owner: str, name: str | None) -> EpisodeGroup | None:
         """The open group that a key calls so."""
         mine = [g for g in self.groups.values() if (g.owner, g.name) == (owner, name)]
-        return next((group for group in mine if not group.settling.locked()), None)
+        return next((group for group in mine if not group.complete), None)
 
     def _own(self, owner: str) -> list[OutsideEpisode]:
         return [e for group in self.groups.values() if group.owner == owner for e in group.episodes]
@@ -197,20 +195,18 @@ class EpisodeService:
             message = f"the messages of this key's open episodes have more than {limit} characters"
             raise ApiError(429, message, "too_many_bytes", retry_after_s=10.0)
 
-    async def _settle(self, group_id: str, episode: OutsideEpisode | None = None) -> None:
-        """Hand on a group that has ended, once, and forget its episodes; otherwise store its ended ``episode``."""
+    async def _settle(self, group_id: str) -> None:
+        """Hand on what has ended of a group, and forget a complete one."""
         group = self.groups.get(group_id)
         if group is None:
             return
-        if not group.has_ended:
-            if episode is not None:
-                await self.outcomes.ended([episode], complete=False)
-            return
         async with group.settling:
-            if group_id in self.groups:
-                await self.outcomes.ended(group.episodes)
-                del self.groups[group_id]
-                for episode in group.episodes:
+            group.complete = group.complete or group.has_ended
+            ended = [episode for episode in group.episodes if episode.ended.is_set()]
+            if ended:
+                await self.outcomes.ended(ended, group.complete)
+            if group.complete and self.groups.pop(group_id, None) is not None:
+                for episode in ended:
                     self.episodes.close(episode)
 
     def _begin(self) -> None:
@@ -231,15 +227,9 @@ class EpisodeService:
                 if episode.expires_at <= now and not answering and episode.end():
                     episode.expired = True
             with log_failures("the episodes of a group could not be stored"):
-                await self._settle(group.id)
+                if group.has_ended:
+                    await self._settle(group.id)
 
     async def _follow(self) -> None:
         assert self.scaler is not None
         await follow(self.router, self.scaler)
-
-
-def _check_scorer(name: str, param: str) -> None:
-    """Raises ApiError 400 for an unknown scorer, and for a function, which a client cannot import here."""
-    if is_function(name):
-        raise invalid(param, "only built-in scorers have a name here", "unknown_scorer")
-    find_scorer(name)

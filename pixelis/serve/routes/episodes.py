@@ -18,22 +18,26 @@ from pixelis.dialogue.session import SamplingParams
 from pixelis.protocol.chat import ChatBody
 from pixelis.protocol.completion import Completion
 from pixelis.protocol.episodes import EpisodeRequest, EpisodeStatus, RewardReply, RewardRequest
-from pixelis.protocol.errors import ApiError, Model, parse_body
+from pixelis.protocol.errors import ApiError, Model
 from pixelis.protocol.messages import Message
 from pixelis.protocol.request import CompletionBody
 from pixelis.protocol.request import Request as OpenRequest
 from pixelis.protocol.responses import ResponsesBody
 from pixelis.serve.agent_types import AgentQuery
 from pixelis.serve.dependencies import (
-    MAX_SMALL_BODY_BYTES,
+    JsonBody,
+    QuestionBody,
+    RequestTiming,
+    Scoped,
+    Sender,
+    State,
     Timing,
     authorise,
-    get_timing,
     limit_rate,
-    read_body,
     require_json,
+    require_room,
 )
-from pixelis.serve.keys import Caller, Scope
+from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.question import (
     check_characters,
     is_usual,
@@ -43,7 +47,7 @@ from pixelis.serve.protocol.question import (
 )
 from pixelis.serve.request_handler import check_priority, timeout_error, use_files
 from pixelis.serve.responses import EventStream, api_error, until
-from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
+from pixelis.serve.state import GatewayState
 
 
 class ServiceHost(EpisodeHost):
@@ -60,7 +64,6 @@ class ServiceHost(EpisodeHost):
         self.resources = AsyncExitStack()
 
     async def open(self, body: EpisodeRequest) -> EpisodeStatus:
-        self._require("ask")
         sampling = sampling_params(self.state.config, OpenRequest(), None, None)
         return await self._call("open", body, sampling)
 
@@ -68,8 +71,8 @@ class ServiceHost(EpisodeHost):
         raise ApiError(404, "a service has no questions: POST /v1/episodes opens an episode", "no_questions")
 
     async def complete(self, id: str, body: CompletionBody) -> AsyncGenerator[Piece, None]:
-        self._require("ask")
-        if body.model not in (self.model, self.state.config.policy.model):
+        # The address of an episode names the policy, whatever its client calls it
+        if not id and body.model not in (self.model, self.state.config.policy.model):
             raise unknown_model(body.model, self.model)
         try:
             async with asyncio.timeout_at(self.deadline), AsyncExitStack() as stack:
@@ -89,24 +92,16 @@ class ServiceHost(EpisodeHost):
         return self._pieces(id, request, sampling.priority)
 
     async def reward(self, id: str, body: RewardRequest) -> RewardReply:
-        self._require("feedback")
         return await self._call("reward", id, body)
 
     async def fail(self, id: str, cause: str) -> EpisodeStatus:
-        self._require("feedback")
         return await self._call("fail", id, cause)
 
     async def status(self, id: str) -> EpisodeStatus:
-        self._require("ask", "feedback")
         return await self._call("status", id)
 
     def stream(self, events: AsyncGenerator[str, None]) -> Response:
         return EventStream(events, self.deadline, self.resources)
-
-    def _require(self, *scopes: Scope) -> None:
-        if not self.caller.scopes.intersection(scopes):
-            message = f"{self.caller.label} lacks the scope {' or '.join(scopes)}"
-            raise ApiError(403, message, "missing_scope")
 
     def _sampling(self, body: CompletionBody, teaches: bool) -> SamplingParams:
         config = self.state.config
@@ -170,25 +165,21 @@ async def with_tools(
     return await respond(ServiceHost(state, caller, timing.deadline, admitted=True), "", body, api_error)
 
 
-async def _host(request: Request) -> ServiceHost:
-    state: GatewayState = request.app.state.gateway
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    caller = state.access.authorise(key if scheme.lower() == "bearer" else "")
-    return ServiceHost(state, caller, (await get_timing(state)).deadline)
+async def _host(request: Request, state: State, caller: Sender, timing: RequestTiming) -> EpisodeHost:
+    await Scoped("feedback" if request.url.path.endswith(("/reward", "/fail")) else "ask")(caller)
+    return ServiceHost(state, caller, timing.deadline)
 
 
-async def _read(request: Request, model: type[Model]) -> Model:
-    """The body under its caps: those of a question if it may have pictures."""
-    await require_json(request)
-    state: GatewayState = request.app.state.gateway
-    now, config = asyncio.get_running_loop().time(), state.config.serve
-    most, seconds = MAX_SMALL_BODY_BYTES, ACTOR_TIMEOUT_S
-    if issubclass(model, CompletionBody):
-        state.admission.require_room()
-        most, seconds = config.max_body_bytes, config.timeout_s
-    body = await read_body(state, request, most, now + seconds)
-    return parse_body(model, body or b"{}")
+class EpisodeBody(QuestionBody[Model]):
+    """A body under the caps of a question if it may have pictures, of a JsonBody otherwise."""
+
+    async def __call__(self, state: State, request: Request, timing: RequestTiming) -> Model:  # type: ignore[override]
+        await require_json(request)
+        if not issubclass(self.model, CompletionBody):
+            return await JsonBody.__call__(self, state, request)
+        await require_room(state)
+        return await super().__call__(state, request, timing)
 
 
 router = APIRouter(dependencies=[Depends(authorise), Depends(limit_rate)])
-router.include_router(episode_router(_host, _read, api_error))
+router.include_router(episode_router(_host, EpisodeBody, api_error))
