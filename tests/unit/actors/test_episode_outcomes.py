@@ -136,9 +136,7 @@ def test_a_group_is_stored_redacted_with_pictures_and_learnt_once() -> None:
             assert experience_id(episode.id) in memory.entries
         for _ in range(2):  # the second is a repetition
             await result.ended(episodes)
-        await result.drain(10)
-        await asyncio.gather(*(result.ended([episode]) for episode in episodes))
-        await result.drain(10)
+            await result.drain(10)
         entry = memory.entries["exp_0"]
         experience = entry.experience
         assert "anna" not in experience.model_dump_json()
@@ -146,12 +144,13 @@ def test_a_group_is_stored_redacted_with_pictures_and_learnt_once() -> None:
         assert experience.trajectory.outcome == {"reward": 1.0}
         assert (experience.verdict.strategy, experience.verdict.reason) == ("reward", "rewarded")
         assert list(entry.pictures) == ["img0"]
-        ((task, views, _, question, originals, unclear),) = evolution.tasks
+        assert len({arguments[0].id for arguments in evolution.tasks}) == 1, "which Evolution takes once"
+        task, views, _, question, originals, unclear = evolution.tasks[0]
         assert (task.user, task.pseudo_label, unclear) == ("0123456789abcdef.", "7", 0)
         assert set(await views.get()) == {t.id for t in task.trajectories}
         assert "anna" not in question.question
         assert originals is None, "three of four is too few for a question of the canary"
-        assert (result.counts["remembered"], result.counts["update_sent"]) == (4, 1)
+        assert len(memory.entries) == 4
 
     run(test)
 
@@ -225,7 +224,7 @@ def test_groups_that_teach_nothing_are_counted_by_cause() -> None:
         await result.ended([silent])
         await result.drain(10)
         counts = {name: n for name, n in result.counts.items() if name.startswith(("episodes_", "groups_"))}
-        expected = {"groups_equal_rewards": 1, "groups_unclear": 1, "groups_few_rewards": 1}
+        expected = {"groups_equal_rewards": 1, "groups_tie": 1, "groups_few_rewards": 1}
         assert counts == {"episodes_rewarded": 3, "episodes_unrewarded": 3, **expected}
         assert not evolution.tasks
         assert result.updates is not None
