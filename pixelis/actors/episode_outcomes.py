@@ -7,14 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
 from pixelis.actors.after_episode import YES, BackgroundWork, ExperienceStore, Stored, UpdateSender
 from pixelis.actors.episodes import OutsideEpisode
-from pixelis.actors.group_views import GroupViews
+from pixelis.actors.group_views import GroupViews, Views
 from pixelis.actors.memory import Memory
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
@@ -64,7 +63,7 @@ class EpisodeOutcomes:
         """By the id of the episode, until its group is complete."""
 
     async def ended(self, episodes: Sequence[OutsideEpisode], complete: bool = True) -> None:
-        """Store ended episodes of a group and, if they are the ``complete`` one, learn from it. Idempotent.
+        """Store ended episodes of a group, and learn from them if they are all of it. Idempotent.
 
         Raises InfraFailure ``not_stored`` if they are not on disk within ``memory.write_timeout_s``: nobody
         must be told of their reward, and the same call may follow.
@@ -143,11 +142,12 @@ class EpisodeOutcomes:
         self, updates: UpdateSender, task: UpdateTask, verdict: Verdict, ended: Sequence[EndedEpisode]
     ) -> bool:
         """False if Evolution refuses the task. Raises RayError if the views are lost."""
-        arrays: dict[str, Any] = {}
+        experiences, taught = [one.experience for one in ended], {t.id for t in task.trajectories}
+        arrays: Views = {}
         for one in ended:
-            arrays |= await one.views.get()
-        views = GroupViews(ray.put({t.id: arrays[t.id] for t in task.trajectories}))
-        experiences = [one.experience for one in ended]
+            if one.experience.trajectory.id in taught:
+                arrays |= await one.views.get()
+        views = GroupViews(ray.put(arrays))
         teacher = next(e for e in experiences if e.id == task.experience_id)
         originals: Mapping[str, ray.ObjectRef] | None = None
         if task.confidence >= MIN_CONFIDENCE and asks_the_same(experiences) and all(o.alone for o in ended):
