@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 import ray
@@ -149,8 +150,9 @@ class EpisodeService:
             timeout_s = self.config.serve.timeout_s
             episode = self.episodes.open(question, new_id("group"), sampling, timeout_s, owner=owner)
         try:
-            async for piece in self.episodes.complete(episode, messages, tools, sampling, stream):
-                yield replace(piece, views=[]) if isinstance(piece, TurnUpdate) else piece
+            async with aclosing(self.episodes.complete(episode, messages, tools, sampling, stream)) as pieces:
+                async for piece in pieces:
+                    yield replace(piece, views=[]) if isinstance(piece, TurnUpdate) else piece
         finally:
             if not id:
                 del self.episodes.by_id[episode.id]

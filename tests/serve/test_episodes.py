@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import sys
 import threading
 import time
@@ -35,6 +36,7 @@ from pixelis.config import Config, load
 from pixelis.datasets import card_questions
 from pixelis.dialogue.session import SamplingParams
 from pixelis.jobs import serve as serve_job
+from pixelis.jobs import sft
 from pixelis.records import Media, Question, Trajectory
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Backends
@@ -104,8 +106,8 @@ class Service:
 @pytest.fixture(scope="module")
 def adapter(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> str:
     """One that has learnt to look closer before it answers."""
-    own = ["sft.steps=40", "data.direct_share=0", f"run.dir={tmp_path_factory.mktemp('sft')}"]
-    return "/tmp/srv/sft/checkpoints/step_00000060"
+    own = ["sft.steps=60", "data.direct_share=0", f"run.dir={tmp_path_factory.mktemp('sft')}"]
+    return os.environ.get("TMP_ADAPTER") or str(sft.run(load("configs/nano/quickstart.yaml", own)))
 
 
 @contextmanager
