@@ -69,13 +69,15 @@ class Service:
         app = create_app(GatewayState(self.config, Agent(self.config, self.backends), None))
         port = free_port()
         server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
-        thread = threading.Thread(target=server.run)
+        thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         while not server.started:
             time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}"
-        server.should_exit = server.force_exit = True
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join(20)
 
     def http(self, key: str | None = None) -> httpx.Client:
         headers = {"Authorization": f"Bearer {key or self.key}"}
