@@ -105,7 +105,7 @@ class EpisodeService:
             id=new_id("q"),
             question=body.question or "",
             answers=body.answers,
-            scorer=body.scorer or "",
+            scorer=body.scorer or "exact",
             meta=dict(body.metadata or {}),
             task="serve",
             split="serve",
