@@ -36,7 +36,6 @@ class Section(BaseModel):
 
 
 def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
-    """``base`` overridden by ``top``, section by section."""
     out = dict(base)
     for key, value in top.items():
         out[key] = (

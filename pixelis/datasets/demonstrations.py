@@ -181,7 +181,6 @@ class Player:
         return results
 
     def _verbatim(self, step: Step) -> Verbatim | None:
-        """The turn of the row, if that is in the dialect of the run."""
         verbatim = step.verbatim
         return verbatim if verbatim is not None and verbatim.dialect == self.renderer.dialect.name else None
 

@@ -36,7 +36,6 @@ def autocontrast(values: UInt8[np.ndarray, "pixel channel"]) -> Line:
 
 
 FITS: Mapping[str, Callable[[np.ndarray], Line]] = {"grey_world": grey_world, "autocontrast": autocontrast}
-"""Functions by the names of `serve.augmentations`."""
 
 
 def alternate(names: Sequence[str], samples: int) -> list[str | None]:
@@ -64,8 +63,6 @@ def corrected(trajectory: Trajectory, views: Sequence[Pixels], name: str) -> lis
 
 
 class AugmentedSession:
-    """A session that corrects its views, by those of the question."""
-
     def __init__(self, session: Session, name: str):
         self.session, self.name = session, name
         self.correction: Correction | None = None

@@ -19,7 +19,6 @@ from pixelis.evaluation.statistics import wilson
 from pixelis.records import Group
 
 EXAMPLES = 4
-"""Wrong answers shown of each cluster."""
 WORDS = 4
 WORD_SHARE = 0.1
 """Smallest share of a cluster's questions that have one of its words."""

@@ -50,7 +50,6 @@ class NearQuestions:
         self.count = 0
 
     def group(self, text: str, picture: UInt8[np.ndarray, "height width 3"] | None) -> str:
-        """The name of the question's group, perhaps a new one."""
         # The text without case, punctuation, blanks and invisible characters.
         words = re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", text).casefold())
         look = np.full(SIDE * SIDE, -1e3, np.float32)

@@ -67,7 +67,6 @@ class TrafficQuestions:
         self.items = items[-self.config.traffic :] if self.config.traffic else []
 
     def save(self) -> None:
-        """Store new questions and delete the files of the others."""
         if self.folder is None:
             return
         try:
@@ -120,7 +119,6 @@ class TrafficQuestions:
         return self._keep(lambda item: item.experience_id not in experience_ids)
 
     def expire(self, before: float) -> int:
-        """Remove the questions asked before a time in seconds since the epoch."""
         return self._keep(lambda item: item.created_at >= before)
 
     def _keep(self, condition: Callable[[TrafficQuestion], bool]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pixelis.families.features import Features
+
+    Views = Sequence[UInt8[np.ndarray, "h w 3"]]
+    Tokens = Int[Tensor, "rows length"]
+    Positions = Int[Tensor, "axes rows length"]
+    Hidden = Float[Tensor, "rows length hidden"]
 
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -184,21 +190,21 @@ class Family:
         return name
 
     def encode_views(
-        self,
-        model: Any,
-        spec: ModelSpec,
-        views: Sequence[UInt8[np.ndarray, "h w 3"]],
-        one_pass: bool = False,
+        self, model: Any, spec: ModelSpec, views: Views, one_pass: bool = False
     ) -> list[Features]:
-        """Features of each view, in order.
+        """Features of each view, in order. Views of equal size share a call of `encode`.
 
-        one_pass: all in one call of the vision tower, as ZeRO-3 needs equally many on all workers.
+        one_pass: all share it, as ZeRO-3 needs equally many calls of the vision tower on all workers.
         """
+        from pixelis.families.features import by_size
+
+        return by_size(functools.partial(self.encode, model, spec), views, one_pass)
+
+    def encode(self, model: Any, spec: ModelSpec, views: Views) -> list[Features]:
+        """Features of each view by one pass of the vision tower."""
         raise NotImplementedError
 
-    def embed(
-        self, model: Any, spec: ModelSpec, tokens: Int[Tensor, "rows length"], features: Features | None
-    ) -> Float[Tensor, "rows length hidden"]:
+    def embed(self, model: Any, spec: ModelSpec, tokens: Tokens, features: Features | None) -> Hidden:
         """Embeddings of tokens, those of image tokens replaced by `features`."""
         embeds: Tensor = self.language(model).get_input_embeddings()(tokens)
         if features is None:
@@ -210,11 +216,11 @@ class Family:
         self,
         model: Any,
         spec: ModelSpec,
-        tokens: Int[Tensor, "rows length"],
-        positions: Int[Tensor, "axes rows length"],
+        tokens: Tokens,
+        positions: Positions,
         features: Features | None,
         **attention: Any,
-    ) -> Float[Tensor, "rows length hidden"]:
+    ) -> Hidden:
         """Hidden states of the last layer.
 
         positions: 3 M-RoPE axes, optionally preceded by text positions; features: of all image tokens, in

@@ -11,10 +11,9 @@ from pixelis.families.family import Family
 
 if TYPE_CHECKING:
     import numpy as np
-    from jaxtyping import Float, Int, UInt8
-    from torch import Tensor
+    from jaxtyping import Int
 
-    from pixelis.families.family import ModelSpec
+    from pixelis.families.family import Hidden, ModelSpec, Positions, Tokens, Views
     from pixelis.families.features import Features
 
 OLDER_NAMES = {
@@ -54,51 +53,33 @@ class QwenVL(Family):
         self,
         model: Any,
         spec: ModelSpec,
-        tokens: Int[Tensor, "rows length"],
-        positions: Int[Tensor, "axes rows length"],
+        tokens: Tokens,
+        positions: Positions,
         features: Features | None,
         **attention: Any,
-    ) -> Float[Tensor, "rows length hidden"]:
+    ) -> Hidden:
         if features is not None and features.deepstack:
             attention["visual_pos_masks"] = tokens == spec.image_token
             attention["deepstack_visual_embeds"] = features.deepstack
         attention["position_ids"] = positions
         return super().hidden_states(model, spec, tokens, positions, features, **attention)
 
-    def encode_views(
-        self,
-        model: Any,
-        spec: ModelSpec,
-        views: Sequence[UInt8[np.ndarray, "h w 3"]],
-        one_pass: bool = False,
-    ) -> list[Features]:
-        """Views of equal size share a pass of the vision tower."""
+    def encode(self, model: Any, spec: ModelSpec, views: Views) -> list[Features]:
         from torch import Tensor
 
-        from pixelis.families.features import Features, by_size
+        from pixelis.families.features import Features
         from pixelis.families.vision import patchify
 
         parameter = next(model.model.visual.parameters())
-
-        def encode(group: Sequence[UInt8[np.ndarray, "h w 3"]]) -> list[Features]:
-            pixels, grid = patchify(
-                group,
-                spec.patch,
-                spec.merge,
-                spec.temporal,
-                spec.image_mean,
-                spec.image_std,
-                parameter.device,
-            )
-            result = model.model.get_image_features(pixels.to(parameter.dtype), grid, return_dict=True)
-            layers = getattr(result, "deepstack_features", None) or []
-            # Transformers 5.17 divides only the output of the last layer
-            if layers and isinstance(layers[0], Tensor):
-                layers = [layer.split([len(output) for output in result.pooler_output]) for layer in layers]
-            outputs = enumerate(result.pooler_output)
-            return [Features(embeds, [layer[i] for layer in layers]) for i, embeds in outputs]
-
-        return by_size(encode, views, one_pass)
+        sizes, colours = (spec.patch, spec.merge, spec.temporal), (spec.image_mean, spec.image_std)
+        pixels, grid = patchify(views, *sizes, *colours, parameter.device)
+        result = model.model.get_image_features(pixels.to(parameter.dtype), grid, return_dict=True)
+        layers = getattr(result, "deepstack_features", None) or []
+        # Transformers 5.17 divides only the output of the last layer
+        if layers and isinstance(layers[0], Tensor):
+            layers = [layer.split([len(output) for output in result.pooler_output]) for layer in layers]
+        outputs = enumerate(result.pooler_output)
+        return [Features(embeds, [layer[i] for layer in layers]) for i, embeds in outputs]
 
     def vllm_files(self, spec: ModelSpec, max_pixels: int) -> Mapping[str, Any]:
         processor, video = self.vllm_processors

@@ -123,7 +123,6 @@ def table(report: Mapping[str, Any]) -> str:
 
 
 def limits(report: Mapping[str, Any]) -> str:
-    """What the ablation cannot see, and which trials it leaves out."""
     seeds, size = len(report["seeds"]), report["detectable"]
     text = f"{report['questions']} questions, {seeds} seed{'s' * (seeds != 1)}. "
     if size is None:

@@ -229,7 +229,6 @@ async def local_agent(config: Config, actors: placement.Actors) -> Answerer:
 
 
 def settings_of(config: Config, url: str | None) -> str:
-    """Identifies what determines the answers."""
     parts: dict[str, Any] = {"source": config.data.evaluate, "url": url}
     if url is None:
         parts["config"] = config.model_dump(

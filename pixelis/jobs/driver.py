@@ -121,7 +121,6 @@ def stop_file(config: Config) -> Path:
 
 
 def _check_policy(config: Config) -> dict[str, list[lineage.Source]]:
-    """Returns the policy's files by role."""
     policy, model = config.policy, resolve(config.policy.model)
     load_spec(model, family=policy.family)
     if policy.adapter and load_adapter(policy.adapter, lazily=True).kind == "lora" and policy.full:

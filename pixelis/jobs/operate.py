@@ -58,7 +58,6 @@ ADVICE = {
     "not_a_video": "this operation needs a clip",
     "unknown_object": "add the result that has this object with --after RESULT.json",
 }
-"""What to do on the command line about an error code."""
 CLIP_OPERATIONS = ("track_object", "select_frames", "search_clip")
 
 

@@ -41,10 +41,8 @@ from pixelis.telemetry import events, lineage
 
 T = TypeVar("T")
 SFT_LR, RFT_LR = 2e-3, 1e-3
-"""Learning rates of the stages."""
 PACKAGES = ("pixelis", "torch", "ray", "transformers", "deepspeed", "peft")
 CLIENTS = 8
-"""Concurrent requests in the unlabelled stream."""
 ATTEMPTS = 4
 """Requests for one answer while the service is overloaded, as it can be on a busy machine."""
 OVERLOADED = (429, 503, 504)
@@ -262,7 +260,6 @@ class Quickstart:
 
 
 def newest(actors: placement.Actors, kind: str, default: int = 0) -> int:
-    """Newest promoted policy version of stage ``kind``; ``default`` if there is none."""
     versions = [
         v.version for v in ray.get(actors.store.list.remote()) if v.stage == kind and v.status == "promoted"
     ]

@@ -112,14 +112,11 @@ def call_in_thread(call: Callable[[], T], name: str | None = None) -> Future[T]:
 
 
 class Messages:
-    """What a run says in its event log from now on."""
-
     def __init__(self, folder: Path):
         self.log = events.Tail(folder)
         self.stage = ""
         """The learner's stage before its first step."""
         self.interruption = ""
-        """Why the learners make no steps at the moment."""
 
     def show(self) -> None:
         """Read new events; prints failures of a learner, alarms and unusable rows."""

@@ -20,7 +20,6 @@ LONGEST = 2560
 FILM_LONGEST = 960
 FILM_FRAMES = 600
 DRAWABLE = ("objects", "lines", "tracks", "boxes", "points", "segments")
-"""The keys of an observation's data that can be drawn."""
 
 
 def write_pictures(

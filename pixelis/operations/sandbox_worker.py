@@ -19,7 +19,6 @@ import sys
 from typing import Any
 
 MAX_CODE, MAX_TEXT, MAX_PICTURES, MAX_SHOWN_PIXELS, MAX_SIDE = 20_000, 4_000, 3, 4_194_304, 8_192
-"""Characters of code and of output; pictures shown, and pixels and longest side of each."""
 MODULES = (
     "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools",
     "heapq", "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "textwrap",

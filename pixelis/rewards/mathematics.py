@@ -91,7 +91,6 @@ def _core(text: str) -> str:
 
 
 def readable(text: str) -> bool:
-    """Whether a text is more than words."""
     text = _core(text)
     return (
         quantity(text) is not None
@@ -326,7 +325,6 @@ def _formula(text: str) -> tuple[str, str]:
 
 
 def _braced(text: str, command: str) -> str:
-    r"""``\sqrt{...}`` for ``\sqrt(...)``."""
     start = 0
     while (place := text.find(command, start)) >= 0:
         start = place + len(command)

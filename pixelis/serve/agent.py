@@ -342,7 +342,6 @@ def _question(query: AgentQuery, pictures: Pictures) -> Question:
 
 
 def winning(samples: list[Trajectory], verdict: Verdict) -> Trajectory:
-    """The first sample with the verdict's answer, or the first of all."""
     elected = {v.id for v in verdict.votes if v.elected}
     return next((t for t in samples if t.id in elected), samples[0])
 

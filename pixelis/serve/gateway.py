@@ -44,7 +44,6 @@ PUBLISH_S = 5.0
 SWEEP_S = 3600.0
 """Seconds between searches for expired uploads."""
 SYSTEM = "System"
-"""Name of the deployment whose method ``backends`` names the actors."""
 
 
 def create_app(state: GatewayState) -> FastAPI:

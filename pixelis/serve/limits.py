@@ -25,7 +25,6 @@ MAX_CLIENTS = 10_000
 
 
 def running_limit(config: Config, generators: int | None = None) -> int:
-    """Requests of a replica that the generators can decode at once."""
     requests = (generators or config.engine.workers) * config.engine.max_num_seqs // config.serve.samples
     return max(1, -(-requests // (config.serve.replicas or 1)))
 

@@ -64,7 +64,6 @@ def shown_to(caller: Caller, answer: Answer) -> Answer:
 
 
 def verdict_for(caller: Caller, verdict: Verdict) -> Verdict:
-    """A stored verdict as ``caller`` may see it."""
     votes = verdict.votes if "read" not in caller.scopes else []
     return _hide_votes(verdict, {vote.id for vote in votes if vote.source == "neighbour"})
 

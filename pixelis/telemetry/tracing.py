@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("pixelis.telemetry")
 
 FOLDER = "traces"
-"""Folder below run.dir of the span files."""
 MAX_FILE_BYTES = 50_000_000
 """Size at which a span file is closed; the one before it is then deleted."""
 FLUSH_MS = 1000

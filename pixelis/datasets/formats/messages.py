@@ -111,7 +111,6 @@ def _content(value: Any, place: str, root: MediaRoot) -> tuple[str, list[Media]]
 
 
 def _part(part: Row, place: str) -> tuple[str, Any]:
-    """What a part is and holds; None for a medium in a column of the row."""
     name = str(part.get("type") or "").removeprefix("input_").removeprefix("output_").removesuffix("_url")
     for key, kind in _PARTS.items():
         if (item := part.get(key)) is not None and name in ("", kind):

@@ -85,7 +85,6 @@ class Place:
 
 
 def no_distractor(message: str) -> DataFailure:
-    """The failure of a mistake that does not fit a step: another may."""
     return DataFailure(message, code="no_distractor")
 
 
@@ -254,4 +253,3 @@ WAYS: dict[str, Callable[[Place], list[MistakenCall]]] = {
     "wrong_object": wrong_object,
     "repaired_call": repaired_call,
 }
-"""Kinds of self-correction by name."""

@@ -242,7 +242,6 @@ def _named(name: str, answer: str) -> bool:
 
 
 def _fact_names(pairs: Pairs) -> Sequence[str]:
-    """Facts of the golden evidence, the last call's first."""
     return list(dict.fromkeys(key for old, _ in reversed(pairs) for key in old.facts))
 
 

@@ -106,7 +106,6 @@ class Sample:
             )
 
     def pick(self, options: Sequence[T]) -> T:
-        """One of the options; ``unsuitable`` when there are none."""
         self.require(len(options))
         return options[int(self.rng.integers(len(options)))]
 
@@ -114,7 +113,6 @@ class Sample:
         return [options[int(i)] for i in self.rng.permutation(len(options))]
 
     def chance(self, share: float) -> bool:
-        """True in this share of the samples."""
         return bool(self.rng.random() < share)
 
     @cached_property

@@ -148,7 +148,6 @@ class EpisodePage:
         return TurnPage(turn, 0, False, painted, crops, [self._frame(view) for view in frames], details)
 
     def _frame(self, view: ImageView) -> Shot:
-        """A view of a frame, with the boxes of later zooms if it shows the whole frame."""
         picture = self.pictures.get(view.id)
         if view.parent is not None and view.box is None:
             picture = full_picture(self.pictures, self.trajectory.images, view.parent, view.frame)
@@ -158,7 +157,6 @@ class EpisodePage:
         return [mark for mark in self._marks().values() if mark.root == root]
 
     def _marks(self) -> dict[str, Mark]:
-        """Observation id -> its mark."""
         marks: dict[str, Mark] = {}
         for view in self.trajectory.images:
             if view.parent is None or (view.frame is not None and view.box is None):
