@@ -27,8 +27,6 @@ SIDE = 244
 
 
 class Corruption(NamedTuple):
-    """A kind of corruption and its severity, 1..5."""
-
     kind: str
     severity: int
 

@@ -37,8 +37,6 @@ from pixelis.records import (
 
 
 class Player:
-    """Plays demonstrations as the run's dialect and operations see them."""
-
     def __init__(self, config: Config, model_folder: str):
         self.config, tokenizer = config, load_tokenizer(model_folder)
         self.spec = load_spec(model_folder, tokenizer, config.policy.family)

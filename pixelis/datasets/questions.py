@@ -161,7 +161,6 @@ def read_rows(
 
 
 def is_annotated(source: str) -> bool:
-    """Whether a source is read as a whole."""
     return source.startswith("packaged:") or readers.is_dataset(source)
 
 

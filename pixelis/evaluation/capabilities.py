@@ -70,7 +70,6 @@ def expected_calls(group: Group) -> list[ExpectedCall]:
 
 
 def executed_calls(trajectory: Trajectory) -> list[Call]:
-    """The calls of an episode that were executed, failed ones included, in order."""
     calls = []
     for number, turn in enumerate(trajectory.turns):
         if turn.is_policy:

@@ -30,7 +30,6 @@ SAME = 1e-5
 
 
 def require_questions(count: int, clusters: int, source: str) -> None:
-    """Raise BadInput for fewer than two questions by cluster."""
     if count < 2 * clusters:
         message = f"{source} has {count} questions, too few for evaluate.clusters={clusters}"
         raise BadInput(message, fix=f"lower evaluate.clusters to {count // 2}, or evaluate more questions")

@@ -22,7 +22,6 @@ Answers = Mapping[str, str | None]
 
 
 def files(system: System, name: str, groups: Sequence[Group], answers: Answers, model: str) -> dict[str, str]:
-    """The text of each file by its path, for the evaluation ``name`` of ``model``."""
     return _WRITERS[system](name, groups, answers, model)
 
 

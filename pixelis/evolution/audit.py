@@ -89,7 +89,7 @@ def parse(line: bytes) -> AuditEvent | None:
         return None
 
 
-# -- writing -------------------------------------------------------------------------------------------------
+# -- writing
 
 
 class AuditLog:
@@ -263,7 +263,7 @@ class AuditLog:
         self.close()
 
 
-# -- reading -------------------------------------------------------------------------------------------------
+# -- reading
 
 
 class Anchor(NamedTuple):

@@ -155,7 +155,6 @@ class Shares:
         return True
 
     def _fill(self, waiting: Sequence[Source], order: Sequence[int], size: int) -> list[int]:
-        """The first tasks of ``order``, at most ``size``, that fit the caps of batch and candidate."""
         users = _Cap(self.cap, size, Counter(source.user for source in self.counted))
         questions = _Cap(
             self.config.max_share_per_question, size, Counter(source.question for source in self.candidate)

@@ -104,7 +104,6 @@ class TrafficQuestions:
     def add(
         self, task: UpdateTask, question: Question, source: Source, pictures: Mapping[str, np.ndarray]
     ) -> None:
-        """Take a task, with the question's original pictures by media id."""
         shapes = {id: picture.shape for id, picture in pictures.items()}
         media = [
             m.model_copy(update={"height": shapes[m.id][0], "width": shapes[m.id][1]}) for m in question.media

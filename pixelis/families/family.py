@@ -119,7 +119,6 @@ class Family:
         """Adjust a loaded model, without changing what it computes."""
 
     def language(self, model: Any) -> Any:
-        """The language model in a model."""
         return model.model.language_model
 
     def geometry(self, vision: Mapping[str, Any]) -> Geometry:
@@ -129,7 +128,6 @@ class Family:
         return Geometry(self, patch, merge, temporal, multiple=patch * merge)
 
     def chat(self, tokenizer: Any) -> Chat:
-        """The chat format of a model."""
         return CHATML
 
     def token_grid(self, geometry: Geometry, height: int, width: int) -> tuple[int, int]:
@@ -259,10 +257,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a model divides views. multiple: the sides of a view are multiples of this many pixels.
-
-    `patch`, `merge`, `temporal`: as in `Family`.
-    """
+    """How a model divides views, whose sides are multiples of `multiple` pixels; the rest as in `Family`."""
 
     family: Family
     patch: int
@@ -280,7 +275,6 @@ class Geometry:
         return 1, height // self.patch, width // self.patch
 
     def image_tokens(self, height: int, width: int) -> int:
-        """Image tokens of a view of this size in pixels."""
         return self.family.image_tokens(self, height, width)
 
 
@@ -309,5 +303,4 @@ class ModelSpec(Geometry):
 
     @property
     def reads_images(self) -> bool:
-        """False for a model of text alone."""
         return self.family.reads_images

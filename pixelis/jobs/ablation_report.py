@@ -105,7 +105,6 @@ def curves(
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The arms with their difference from the reference as text, and what the ablation cannot see."""
     compared = {row["arm"]: row for row in report["comparisons"]}
     width = max(len(row["arm"]) for row in report["arms"])
     interval = f"{'95 %':16}"

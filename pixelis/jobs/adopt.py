@@ -143,7 +143,6 @@ def certificate(
 
 
 def show(row: dict[str, Any]) -> None:
-    """Print a certificate as a table, and what each failure means."""
     import rich
     from rich.table import Table
 

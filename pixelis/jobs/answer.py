@@ -61,7 +61,6 @@ Answerer = Callable[[Question], Awaitable[dict[str, Any]]]
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    """The options of the command; `rest` are the words of the configuration. Raises BadConfig."""
     parser = CommandParser("answer")
     parser.add_argument("source", metavar="FILE")
     parser.add_argument("--url")

@@ -116,7 +116,6 @@ def make_run_dir(config: Config) -> Path:
 
 
 def stop_file(config: Config) -> Path:
-    """File that stops the learners after their current step. Users may create it too."""
     return Path(config.run.dir) / "STOP"
 
 

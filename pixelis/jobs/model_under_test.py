@@ -205,7 +205,6 @@ class Subject:
 
 
 async def play(turns: Turns, say: Callable[..., Awaitable[Completion]]) -> TrainSample:
-    """An episode whose policy turns `say` returns."""
     tokens, mask, log_probs, views = list[int](), list[bool](), list[float](), list[np.ndarray]()
     for new, shown in turns:
         said = await say(new, shown)

@@ -137,7 +137,6 @@ def _operate(options: argparse.Namespace, arguments: dict[str, Any], settings: T
 
 
 def _describe(operation: type[Operation]) -> str:
-    """The operation and its arguments, one a line: name, form, whether it is required, meaning."""
     schema = operation.Arguments.model_json_schema()
     lines = [f"{operation.name}: {operation.description}"]
     for name, field in schema.get("properties", {}).items():

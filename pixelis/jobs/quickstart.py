@@ -54,7 +54,6 @@ def main() -> None:
 
 
 def stage(config: Config, name: str, adapter: Path | None = None, **learner: Any) -> Config:
-    """Configuration of a stage: its folder below run.dir, the initial adapter, learner settings."""
     values: dict[str, Any] = {"run.name": name, "run.dir": f"{config.run.dir}/{name}"}
     values["policy.adapter"] = str(adapter) if adapter else None
     return config.changed(values | {f"learner.{key}": value for key, value in learner.items()})
@@ -166,7 +165,6 @@ class Quickstart:
         }
 
     def stream(self, online: Config, url: str, evolution: Any, finish: Callable[[], Any]) -> dict[str, int]:
-        """Send the unlabelled requests, then wait until the learner has processed their updates."""
         q = self.config.quickstart
 
         def send(question: Question) -> None:

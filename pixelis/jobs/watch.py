@@ -85,7 +85,6 @@ def watch(
 def watch_evaluation(
     config: Config, coordinator: ActorHandle, name: str, total: int, *request: Any, **options: Any
 ) -> Any:
-    """The groups and views of `Coordinator.evaluate`, with the progress of the evaluation ``name``."""
     return watch(
         config,
         f"evaluate {name}",
@@ -119,7 +118,6 @@ class Messages:
         self.interruption = ""
 
     def show(self) -> None:
-        """Read new events; prints failures of a learner, alarms and unusable rows."""
         for row in self.log.read():
             match row["kind"]:
                 case events.STAGE:

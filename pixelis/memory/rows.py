@@ -35,7 +35,6 @@ Place = tuple[float, str]
 
 
 def experience(row: Row) -> Experience:
-    """The record of a row, with the current status, counts and feedback."""
     _, status, priority, retrievals, successes, feedback, record = row
     current = {"status": status, "priority": priority, "retrievals": retrievals, "successes": successes}
     stored = Experience.model_validate_json(record)
@@ -45,8 +44,6 @@ def experience(row: Row) -> Experience:
 
 
 class Rows:
-    """The intact rows of a shard's database, by the numbers (``seq``) of the experiences."""
-
     def __init__(self, database: Database):
         self.database = database
 

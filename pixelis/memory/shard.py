@@ -73,7 +73,7 @@ class Shard:
     def close(self) -> None:
         self.database.close()
 
-    # -- adding and searching --------------------------------------------------------------------------------
+    # -- adding and searching
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -177,7 +177,7 @@ class Shard:
             out.append([(name, similarity) for name, similarity in named if name is not None])
         return out
 
-    # -- reading ---------------------------------------------------------------------------------------------
+    # -- reading
 
     def rows(self, ids: Sequence[str]) -> list[Row | None]:
         """The rows of these ids in order; None for an unknown id and for a damaged row."""
@@ -271,7 +271,7 @@ class Shard:
             "damaged": self.damaged,
         }
 
-    # -- retrievals, feedback, withdrawals -------------------------------------------------------------------
+    # -- retrievals, feedback, withdrawals
 
     def retrieved(self, retrieval: str, ids: Sequence[str]) -> None:
         """Count a retrieval of these experiences, once per retrieval id."""
@@ -351,7 +351,7 @@ class Shard:
         )
         return self.database.write(lambda db: db.execute(mark, (json.dumps(list(ids)),)).rowcount)
 
-    # -- deleting --------------------------------------------------------------------------------------------
+    # -- deleting
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete experiences without leaving traces in the files; returns the number deleted."""
@@ -393,7 +393,7 @@ class Shard:
                 copy.unlink()
         return [name for _, name in victims]
 
-    # -- export, import --------------------------------------------------------------------------------------
+    # -- export, import
 
     def export(self, path: str | os.PathLike[str]) -> int:
         return portable.write(path, self.stored.entries(sorted(self._ids)))

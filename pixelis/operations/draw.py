@@ -226,7 +226,6 @@ class _Pen:
         return mask, left, top
 
     def outline(self, placed: tuple[np.ndarray, int, int], colour: Colour) -> None:
-        """Draw the border of a mask that `tint` returned."""
         mask, left, top = placed
         contours, _ = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE, offset=(left, top))
         if self.line > 1:

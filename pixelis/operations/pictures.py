@@ -87,7 +87,6 @@ def drawable(
 
 
 def frame_label(number: int | None, seconds: float | None) -> str:
-    """A label such as ``frame 45, 1.50 s``."""
     return f"frame {number}" + ("" if seconds is None else f", {seconds:.2f} s")
 
 

@@ -155,7 +155,6 @@ def execute(code: str, image: Any, output: Output) -> tuple[str | None, list[Any
 
 
 def described(error: BaseException) -> str:
-    """One line: the line of the code, the kind of error, its message."""
     line = error.lineno if isinstance(error, SyntaxError) else None
     trace = error.__traceback__
     while trace is not None:

@@ -81,7 +81,6 @@ def token_weights(
 
 
 def sft_loss(new: Tokens, weights: Tokens) -> Float[Tensor, ""]:
-    """Weighted negative log-likelihood of the demonstrated tokens."""
     return -(weights * new).sum()
 
 

@@ -44,7 +44,6 @@ _SPAN = re.compile(r"\d+(?:\.\d+)?(?: ?[-/] ?\d+(?:\.\d+)?)+")
 
 
 def equal(a: str, b: str, formulas: Formulas) -> bool:
-    """Whether two texts give the same answer to a mathematics question."""
     a, b = _core(a), _core(b)
     if a.casefold() == b.casefold():
         return bool(a)

@@ -129,7 +129,6 @@ class Services:
         return value
 
     def readable(self, answer: str) -> bool:
-        """Whether the formula can be parsed and compared within the timeout."""
         try:
             self._compare({"task": "math", "truths": ["1"], "answer": answer})
         except DataFailure as failure:

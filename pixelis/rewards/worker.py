@@ -111,7 +111,6 @@ def _function(name: str) -> tuple[Callable[..., Any], str]:
 
 
 def check_reward(request: dict[str, Any]) -> bool:
-    """True when the function takes a whole group."""
     function, first = _function(request["name"])
     parameters = inspect.signature(function).parameters
     if first in EASYR1:
@@ -134,7 +133,6 @@ def check_function(request: dict[str, Any]) -> bool:
 
 
 def call_reward(request: dict[str, Any]) -> Any:
-    """The value of a user's reward function for a trajectory or a whole group."""
     from pixelis.records import Question, Trajectory
 
     function, first = _function(request["name"])

@@ -113,7 +113,6 @@ async def _follow_generators(state: GatewayState) -> None:
 
 
 async def _report_health(state: GatewayState) -> None:
-    """Send Evolution the metrics that only a gateway can measure."""
     while state.evolves and not state.config.serve.read_only:
         await asyncio.sleep(state.config.evolution.alerts.every_s)
         refusal, damaged = await state.memory_condition()

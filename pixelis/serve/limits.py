@@ -81,7 +81,6 @@ class Admission:
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
-        """Raises Overloaded."""
         self.require_room()
         self.inside += 1
         try:
@@ -163,7 +162,6 @@ class Uploads:
 
     @contextlib.contextmanager
     def enter(self, client: str) -> Iterator[Callable[[int], None]]:
-        """Count a body; the result counts its bytes as they arrive. Both raise Overloaded."""
         if self.clients[client] >= self.per_client:
             message = f"this client is sending {self.per_client} bodies already: wait until they have arrived"
             raise Overloaded(message, retry_after_s=1.0)

@@ -155,7 +155,6 @@ async def _complete(state: GatewayState, reply_format: ReplyFormat, answer: Answ
 
 
 async def _cached_reply(state: GatewayState, reply_format: ReplyFormat) -> dict[str, Any] | None:
-    """The cached reply, if all generators serve its version and its experience was not deleted."""
     cached = None if reply_format.cache_key is None else state.cache.get(reply_format.cache_key)
     if cached is None:
         return None

@@ -190,7 +190,6 @@ def _attributes(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def tree(spans: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    """Spans of one trace with their depth, children after their parent."""
     known = {span["id"] for span in spans}
     children: dict[str, list[dict[str, Any]]] = {}
     for item in spans:

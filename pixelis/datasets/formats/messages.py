@@ -29,8 +29,6 @@ _PARTS = {"text": "text", "image": "image", "image_url": "image", "video": "vide
 
 @dataclass
 class ChatTurn:
-    """One turn of a chat; ``role`` is ``user``, ``assistant`` or ``system``."""
-
     role: str
     text: str
     media: list[Media] = field(default_factory=list)

@@ -51,7 +51,6 @@ def kind_group(kind: SampleKind) -> str:
 
 
 def signature(step: Step, places: int = 4) -> str:
-    """Equal for equal calls: operation, target and rounded arguments."""
     return json.dumps(
         [step.op, step.target, rounded(step.arguments, places)],
         sort_keys=True,

@@ -36,7 +36,6 @@ DISTRIBUTIONS = ("kinds", "tasks", "operations", "lengths", "sources")
 def write_card(
     folder: str | Path, facts: Mapping[str, Any], examples: Sequence[EpisodePage], title: str
 ) -> Path:
-    """Write ``folder/card.html`` and return its path; see ``render_card``."""
     return write_page(Path(folder) / FILE, render_card(facts, examples, title))
 
 

@@ -110,7 +110,6 @@ def split(scores: Sequence[float], ids: Sequence[str]) -> list[Level]:
 
 
 def grade(demonstrations: Iterable[Demonstration]) -> list[tuple[float, Level | None]]:
-    """The difficulty of each and its level, None for outliers."""
     scores, ids = [], []
     for d in demonstrations:
         scores.append(round(score(d), 6))

@@ -78,12 +78,10 @@ def judge_all(demonstrations: Iterable[Demonstration], judge: QualityJudge) -> I
 
 
 def is_repeated(demonstration_id: str, share: float) -> bool:
-    """Whether an id is of the share that is scored three times."""
     return int(hashlib.sha256(demonstration_id.encode()).hexdigest()[:8], 16) < share * 16**8
 
 
 def describe(d: Demonstration) -> dict[str, object]:
-    """The content of a demonstration for the judge: text only, long observations truncated."""
     turns = []
     for turn in d.turns:
         row: dict[str, object] = {"thought": turn.think} if turn.think else {}

@@ -80,7 +80,6 @@ class Place:
         return box
 
     def call_at(self, box: Box, notice: str, wrong: str, label: str = "") -> MistakenCall:
-        """The step's call with its region replaced."""
         return MistakenCall(self.op, self.target, pointed_at(self.step.arguments, box), notice, wrong, label)
 
 

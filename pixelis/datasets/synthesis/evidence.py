@@ -50,7 +50,6 @@ Pairs = Sequence[tuple[Evidence, Evidence]]
 def collect_evidence(
     steps: Sequence[Step], images: Sequence[ImageView], annotations: Annotations | None
 ) -> list[Evidence]:
-    """The evidence of every successful call; ``images`` are those of the session."""
     annotations = annotations or Annotations()
     names = naming.describe([region for region in annotations.regions if region.frame is None])
     known_images = {image.id for image in images}

@@ -94,7 +94,6 @@ def neighbours(
 
 
 def region_mask(region: Region, height: int, width: int) -> Bool[np.ndarray, "height width"] | None:
-    """The annotated outline as a mask; None for a region that has only a box."""
     if region.mask is not None:
         mask = masks.decode(region.mask)
         return mask.full() if (mask.height, mask.width) == (height, width) else None

@@ -206,7 +206,6 @@ def _others(annotations: Annotations, item: Evidence, avoid: Sequence[Box]) -> l
 def _look_elsewhere(
     golden: Demonstration, original: Session, item: Evidence, to: Box, candidate: Region | Line | None
 ) -> Variant:
-    """The demonstration with every call about the subject pointed at ``to``."""
     subject, session = item.subject_box, original.restarted()
     names, changed_views, start = dict[str, str](), set[str](), -1
     for index, (step, executed) in enumerate(zip(golden.turns, original.steps, strict=True)):

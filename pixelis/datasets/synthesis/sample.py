@@ -152,7 +152,6 @@ class Sample:
         return picture
 
     def mask(self, region: Region) -> Bool[np.ndarray, "height width"] | None:
-        """The annotated mask of a region; None if it has only a box."""
         return geometry.region_mask(region, *self.picture(region).shape[:2])
 
     def think(self, aim: str, what: str, *, where: str = "", **slots: object) -> str:

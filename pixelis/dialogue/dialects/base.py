@@ -333,7 +333,6 @@ def default_target(sizes: Mapping[str, Any] | None) -> str:
 
 
 def first_image(scale: Scale) -> str:
-    """The first image shown: a picture, or a frame when the question has only clips."""
     return next(iter(scale.images), DEFAULT_TARGET)
 
 

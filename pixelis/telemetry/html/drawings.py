@@ -56,7 +56,6 @@ class Drawing:
 
 
 def frame_key(clip: str, frame: int) -> str:
-    """The key of a clip's frame at full resolution among a page's pictures."""
     return f"{clip}#{frame}"
 
 

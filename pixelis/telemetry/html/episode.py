@@ -64,8 +64,6 @@ class TurnPage:
 
 @dataclass
 class EpisodePage:
-    """An episode with its pixels; the page names the missing ones."""
-
     question: Question
     trajectory: Trajectory
     pictures: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -109,7 +107,6 @@ class EpisodePage:
         return clips
 
     def missing_clips(self) -> list[str]:
-        """Clips of the question of which no frame is known."""
         clips = self.clips()
         return [media.id for media in self.question.media if media.kind == "video" and media.id not in clips]
 

@@ -98,7 +98,6 @@ def _small(regions: list[Region]) -> list[Region]:
 
 
 def what_is_there(sample: Sample) -> Demonstration:
-    """The label of the only thing in a part of the picture."""
     return _label_at(sample, sample.pick(_isolated(sample)), choices=True)
 
 
@@ -133,7 +132,6 @@ def _isolated(sample: Sample) -> list[Region]:
 
 
 def detail_colour(sample: Sample) -> Demonstration:
-    """The colour of a small thing, seen in the zoom."""
     sample.require(not _digits(sample))
     region, value = _coloured(sample, _small(sample.named))
     what = sample.names[region.id]
@@ -289,7 +287,6 @@ def colour_beside(sample: Sample) -> Demonstration:
 
 
 def thing_beside(sample: Sample) -> Demonstration:
-    """The label of the only thing in a part of the picture, then that of the one next to it."""
     isolated, small = _isolated(sample), {region.id for region in _small(sample.regions)}
     first, side, second = sample.pick(
         [
@@ -307,7 +304,6 @@ def thing_beside(sample: Sample) -> Demonstration:
 
 
 def colour_of_it(sample: Sample) -> Demonstration:
-    """The label of the only thing in a part of the picture, then its colour."""
     region = sample.pick(_isolated(sample))
     value = sample.colour(region)
     sample.require(value and value not in naming.noun(region.label).split())

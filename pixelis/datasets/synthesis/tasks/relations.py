@@ -261,7 +261,6 @@ def is_there(sample: Sample) -> Demonstration:
 
 
 def nearer(sample: Sample) -> Demonstration:
-    """Which of two things is closer to a third, middle to middle."""
     sample.require(len(sample.named) >= 3)
     a, b, c = things = sample.shuffled(sample.named)[:3]
     size = sample.picture(a).shape[1::-1]
@@ -280,7 +279,6 @@ def nearer(sample: Sample) -> Demonstration:
 
 
 def predicate(sample: Sample) -> Demonstration:
-    """An annotated relation between two things, seen in a view that shows both."""
     by_id = {region.id: region for region in sample.named}
     pairs = Counter((r.subject, r.object) for r in sample.annotations.relations)
     relation = sample.pick(
@@ -353,7 +351,6 @@ def angle(sample: Sample) -> Demonstration:
 
 
 def marked(sample: Sample) -> Demonstration:
-    """The number of things of a kind, each of which is marked in one view."""
     name, members = _pick_group(sample)
     things = naming.plural(name)
     sample.ask(things=things)

@@ -115,7 +115,6 @@ def next_word(sample: Sample) -> Demonstration:
 
 
 def ordinal(sample: Sample) -> Demonstration:
-    """The first, second, third, fourth, fifth or last word of a text."""
     line, box, where = sample.pick([item for item in _isolated(sample) if len(item[0].text.split()) >= 2])
     words = line.text.split()
     index = int(sample.rng.integers(len(words)))
@@ -211,17 +210,14 @@ def turned(sample: Sample) -> Demonstration:
 
 
 def mirrored(sample: Sample) -> Demonstration:
-    """Text in a mirrored picture, read in a view that is flipped back."""
     return _show(sample, "mirrored", "flip", "flip", direction="horizontal")
 
 
 def dark(sample: Sample) -> Demonstration:
-    """Text in a picture that is almost black, read in a brightened view."""
     return _show(sample, "dark", "brighten", "enhance", method="brighten")
 
 
 def text_beside(sample: Sample) -> Demonstration:
-    """The text in a part of the picture, then the one above, below or beside it."""
     pairs = []
     for place in _isolated(sample):
         others = [item for item in _all_lines(sample) if item[0] is not place[0]]

@@ -52,7 +52,6 @@ def _clip(sample: Sample) -> Clip:
 
 
 def _events(sample: Sample) -> list[Event]:
-    """The events whose texts are unique."""
     media = sample.first_media("video")
     events = [e for e in sample.annotations.events if e.media == media and e.end > e.start and e.text.strip()]
     texts = Counter(event.text for event in events)
@@ -202,7 +201,6 @@ def cut(sample: Sample) -> Demonstration:
 
 
 def motion(sample: Sample) -> Demonstration:
-    """In which of several spans of time something moves."""
     event, times = _search(sample, "motion")
     sample.check(event.start <= times[0] <= event.end, "not_shown")
     sample.narrator.remark("motion", time=f"{times[0]:.2f}")
@@ -350,7 +348,6 @@ def _end_of(sample: Sample, track: Track) -> str:
 
 
 def end_of_it(sample: Sample) -> Demonstration:
-    """The direction in which a thing moves, then where it ends."""
     track = sample.pick([track for track in _tracks(sample) if not track.shortened])
     sample.follow(
         "spatio_temporal_tracking", "direction", lambda earlier: _direction_of(earlier, track, choices=False)
