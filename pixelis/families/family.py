@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from pixelis.families.features import Features
 
+    Ids = Int[np.ndarray, " tokens"]
+    Sizes = Sequence[tuple[int, int]]
+    Places = tuple[Int[np.ndarray, "3 tokens"], int]
     Views = Sequence[UInt8[np.ndarray, "h w 3"]]
     Tokens = Int[Tensor, "rows length"]
     Positions = Int[Tensor, "axes rows length"]
@@ -144,13 +147,7 @@ class Family:
         """The tokens that stand for a view in a turn; features replace its image tokens."""
         return [spec.vision_start, *[spec.image_token] * spec.image_tokens(height, width), spec.vision_end]
 
-    def positions(
-        self,
-        spec: ModelSpec,
-        tokens: Int[np.ndarray, " tokens"],
-        sizes: Sequence[tuple[int, int]],
-        start: int = 0,
-    ) -> tuple[Int[np.ndarray, "3 tokens"], int]:
+    def positions(self, spec: ModelSpec, tokens: Ids, sizes: Sizes, start: int = 0) -> Places:
         """Positions of a sample or its next piece on the axes of M-RoPE, and the next free position.
 
         sizes: height and width in pixels of each view; start: the free position after the previous piece.

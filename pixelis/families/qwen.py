@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pixelis.families.family import Family
 
 if TYPE_CHECKING:
-    import numpy as np
-    from jaxtyping import Int
-
-    from pixelis.families.family import Hidden, ModelSpec, Positions, Tokens, Views
+    from pixelis.families.family import Hidden, Ids, ModelSpec, Places, Positions, Sizes, Tokens, Views
     from pixelis.families.features import Features
 
 OLDER_NAMES = {
@@ -37,13 +34,7 @@ class QwenVL(Family):
 
         batch_windows(model)
 
-    def positions(
-        self,
-        spec: ModelSpec,
-        tokens: Int[np.ndarray, " tokens"],
-        sizes: Sequence[tuple[int, int]],
-        start: int = 0,
-    ) -> tuple[Int[np.ndarray, "3 tokens"], int]:
+    def positions(self, spec: ModelSpec, tokens: Ids, sizes: Sizes, start: int = 0) -> Places:
         from pixelis.families.positions import mrope_positions
 
         grids = [spec.grid(*size) for size in sizes]
@@ -112,15 +103,9 @@ class QwenVL(Family):
             "out_hidden_size": size["hidden"],
             "initializer_range": 0.06,
         }
-        return {
-            "text_config": text,
-            "vision_config": vision,
-            "tie_word_embeddings": False,
-            "image_token_id": ids("<|image_pad|>"),
-            "video_token_id": ids("<|video_pad|>"),
-            "vision_start_token_id": ids("<|vision_start|>"),
-            "vision_end_token_id": ids("<|vision_end|>"),
-        }
+        names = ("image", "video", "vision_start", "vision_end")
+        marks = {f"{name}_token_id": ids(getattr(self.marks, name)) for name in names}
+        return {"text_config": text, "vision_config": vision, "tie_word_embeddings": False, **marks}
 
 
 def tiny_text(tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:

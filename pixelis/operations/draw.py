@@ -266,7 +266,6 @@ class _Pen:
         return patch if patch.shape[0] <= self.height and patch.shape[1] <= self.width else None
 
     def paste(self, patch: np.ndarray, left: int, top: int) -> None:
-        """Draw a label, moved inside the canvas."""
         height, width = patch.shape[:2]
         left, top = min(max(left, 0), self.width - width), min(max(top, 0), self.height - height)
         self.canvas[top : top + height, left : left + width] = patch
