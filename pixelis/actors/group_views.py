@@ -125,6 +125,7 @@ async def first_views(
 
 
 PictureViews = dict[str, list[Stored]]
+"""Trajectory id -> its stored views."""
 
 
 class UpdatePictures:

@@ -21,4 +21,5 @@ class LlmConfig(Section):
 
     @property
     def total_timeout_s(self) -> float:
+        """Timeout of all requests for a reply, with the pauses between them."""
         return self.tries * self.timeout_s

@@ -78,6 +78,8 @@ PHOTOGRAPHS = {
 
 @dataclass(frozen=True)
 class Card:
+    """One framed digit and how it is printed; corner in pixels."""
+
     colour: str
     digit: int
     left: int
@@ -145,6 +147,8 @@ class Background:
 
 
 class World:
+    """Draws scenes over backgrounds."""
+
     def __init__(self, backgrounds: Sequence[Background]):
         self.backgrounds = backgrounds
 
@@ -156,6 +160,7 @@ class World:
         return (pixels * np.asarray(scene.light, np.float32)).astype(np.uint8)
 
     def cut(self, scene: Scene) -> tuple[int, int, int]:
+        """The number of a scene's background, and the left and top of its cut."""
         which, u, v = scene.background
         number = int(which * len(self.backgrounds))
         return number, *self.backgrounds[number].origin(u, v)

@@ -41,6 +41,7 @@ EVENTS: tuple[str, ...] = get_args(Event)
 RESULTS: tuple[str, ...] = get_args(Result)
 
 FOLDER = "audit"
+"""Name of the log's folder in a run."""
 GENESIS = "0" * 64
 """``previous`` of the first line of a log."""
 RECENT = 200

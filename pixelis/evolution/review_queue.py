@@ -149,9 +149,11 @@ class ReviewQueue:
         return _review(rows[0]) if rows else None
 
     def pictures(self, id: str) -> dict[str, bytes]:
+        """PNG bytes by image id of the shown trajectory."""
         return {row["name"]: row["data"] for row in self._parts(id, "picture")}
 
     def views(self, id: str) -> dict[str, list[np.ndarray]]:
+        """The uint8 views by trajectory id, as they were put."""
         review = self.get(id)
         views: dict[str, list[np.ndarray]] = {t.id: [] for t in review.task.trajectories} if review else {}
         for row in self._parts(id, "view"):

@@ -122,6 +122,7 @@ class Family:
         """Adjust a loaded model, without changing what it computes."""
 
     def language(self, model: Any) -> Any:
+        """The language model in a model."""
         return model.model.language_model
 
     def geometry(self, vision: Mapping[str, Any]) -> Geometry:
@@ -131,6 +132,7 @@ class Family:
         return Geometry(self, patch, merge, temporal, multiple=patch * merge)
 
     def chat(self, tokenizer: Any) -> Chat:
+        """The chat format of a model."""
         return CHATML
 
     def token_grid(self, geometry: Geometry, height: int, width: int) -> tuple[int, int]:
@@ -272,6 +274,7 @@ class Geometry:
         return 1, height // self.patch, width // self.patch
 
     def image_tokens(self, height: int, width: int) -> int:
+        """Image tokens of a view of this size in pixels."""
         return self.family.image_tokens(self, height, width)
 
 
@@ -300,4 +303,5 @@ class ModelSpec(Geometry):
 
     @property
     def reads_images(self) -> bool:
+        """False for a model of text alone."""
         return self.family.reads_images

@@ -287,6 +287,7 @@ def _divide(marks: str, closer: str) -> tuple[str, str]:
 
 
 def _common(one: str, other: str) -> str:
+    """The longest common beginning of two texts."""
     equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     return "".join(character for character, _ in equal)
 

@@ -142,4 +142,5 @@ def tiny_tower(size: Mapping[str, int]) -> dict[str, Any]:
 
 
 def head_width(size: Mapping[str, int]) -> int:
+    """Width of an attention head, an even number."""
     return size["hidden"] // size["heads"] // 2 * 2

@@ -19,6 +19,7 @@ from pixelis.errors import BadConfig
 from pixelis.jobs.command import command
 
 _FOLDER = re.compile(r"^[^#\n]*?(?:\.\./|configs/)(\w+)/", re.MULTILINE)
+"""The folder of a file that a recipe names."""
 
 
 def listing() -> str:

@@ -32,6 +32,7 @@ RETRIEVAL_DAYS = 7.0
 PNG = b"\x89PNG\r\n\x1a\n"
 CHECKSUM = checksum(CHECKED["experiences"])
 MAX_FEEDBACK = 32
+"""Most feedback entries of an experience."""
 
 
 class Shard:
@@ -57,6 +58,7 @@ class Shard:
         self.recovery_s = time.monotonic() - started
 
     def _recover(self) -> None:
+        """Read the ids, and build the index from the vectors."""
         (self.folder / "index.built").unlink(missing_ok=True)  # of version 0.1.0: it may have deleted vectors
         with self.database.read() as rows:
             self._ids = dict(rows.execute("SELECT seq, id FROM experiences").fetchall())
@@ -200,6 +202,7 @@ class Shard:
         return [experience(row) if row is not None else None for row in self.rows(ids)]
 
     def pictures(self, id: str) -> dict[str, bytes]:
+        """PNG bytes by image id."""
         seq = self._rows.get(id)
         return {} if seq is None else self.stored.pictures([seq]).get(seq, {})
 
@@ -396,6 +399,7 @@ class Shard:
     # -- export, import
 
     def export(self, path: str | os.PathLike[str]) -> int:
+        """Write all experiences to a Parquet file; returns their number."""
         return portable.write(path, self.stored.entries(sorted(self._ids)))
 
     def load(self, path: str | os.PathLike[str], accepts: Callable[[str], bool] = lambda id: True) -> int:

@@ -226,6 +226,8 @@ def _by_picture(picture: np.ndarray, edges: tuple[int, int, int, int]) -> Callab
 
 
 class Searcher:
+    """A CLIP or SigLIP checkpoint, its tokenizer and the size and normalisation of its pictures."""
+
     def __init__(self, folder: str):
         self.model, kind, self.settings = checkpoints.load("toolbox.searcher", folder, SEARCHERS, GET)
         self.tokenizer = checkpoints.load_tokenizer("toolbox.searcher", folder)

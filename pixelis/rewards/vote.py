@@ -107,6 +107,8 @@ class Ballot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Elected:
+    """The best classes of answers, more than one when tied."""
+
     best: tuple[str, ...]
     confidence: float
 
