@@ -21,6 +21,7 @@ from pixelis.jobs import evaluate as evaluation
 from pixelis.jobs import rft as rft_job
 from pixelis.jobs import sft as sft_job
 from pixelis.jobs.driver import typed_errors
+from pixelis.jobs.watch import call_in_thread
 from pixelis.telemetry import events
 
 
@@ -62,7 +63,10 @@ def evaluate(config: Source = None, **overrides: Any) -> EvaluationResult:
     """Evaluation on held-out questions, as `pixelis evaluate`."""
     resolved = _resolved("evaluate", config, overrides)
     with typed_errors():
-        summaries = evaluation.start(resolved)
+        if resolved.evaluate.api.url is None:
+            summaries = evaluation.start(resolved)
+        else:  # it runs an event loop, which a notebook's thread has already
+            summaries = call_in_thread(lambda: evaluation.start(resolved)).result()
     return EvaluationResult(Path(resolved.run.dir), summaries, _table(summaries))
 
 
