@@ -58,7 +58,7 @@ def load_image(
         if draft is not None and image.format == "JPEG":
             scale = max(1.0, math.sqrt(image.width * image.height / draft))
             image.draft(None, (math.ceil(image.width / scale), math.ceil(image.height / scale)))
-        return _rgb(image)
+        return rgb(image)
 
 
 @contextlib.contextmanager
@@ -118,7 +118,8 @@ def _check_scans(data: bytes) -> None:
     )
 
 
-def _rgb(image: Image.Image) -> np.ndarray:
+def rgb(image: Image.Image) -> np.ndarray:
+    """The pixels of a picture, as `load_image` returns them; changes ``image``. Raises what Pillow raises, BadImage."""
     image.load()
     with contextlib.suppress(Exception):  # with broken metadata the picture is shown as stored
         ImageOps.exif_transpose(image, in_place=True)
