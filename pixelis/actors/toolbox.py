@@ -78,7 +78,7 @@ class Toolbox:
         self.crop = PixelBudget(d.crop.min_pixels, d.crop.max_pixels)
         self.frame = PixelBudget(d.frame.min_pixels, d.frame.max_pixels)
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
-        self.environments = select_environments(config.toolbox.environments)
+        self.environments = select_environments(config.toolbox)
         self.episodes = dict[str, Environment]()
         for operation in self.operations.values():
             operation.ready(config.toolbox)
@@ -138,7 +138,8 @@ class Toolbox:
         return results, is_large and not self.episodes
 
     def release(self, episode: str) -> None:
-        self.episodes.pop(episode, None)
+        if (environment := self.episodes.pop(episode, None)) is not None:
+            environment.close()
 
     def _execute(self, call: Call, pictures: Pictures) -> tuple[Outcome, int]:
         if call.episode is not None:

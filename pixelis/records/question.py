@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 SCHEMA_VERSION = 1
+
+MAX_FUNCTIONS = 128
+"""Most functions of a question, as OpenAI has it."""
+MAX_SCHEMA_CHARS = 16_000
+"""Longest JSON schema of a function."""
 
 Box = tuple[float, float, float, float]
 """x0, y0, x1, y1 with x0 < x1 and y0 < y1, each 0..1 of a *named* observation."""
@@ -153,6 +159,51 @@ class Exchange(Record):
     question: str
     answer: str
     media: list[str] = Field(default_factory=list)
+
+
+class Function(Record):
+    """A tool that a client runs. ``parameters``: JSON schema (draft 2020-12) of an object, the arguments.
+
+    A schema that is long, invalid or refers to others is an error. ``strict`` is OpenAI's; arguments are always
+    checked.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: Annotated[str, Field(max_length=MAX_SCHEMA_CHARS)] = ""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: bool = False
+
+    @field_validator("parameters")
+    @classmethod
+    def _is_sound(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        from jsonschema import Draft202012Validator, SchemaError  # only clients with tools need them
+        from referencing.exceptions import Unresolvable
+        from referencing.jsonschema import DRAFT202012, SchemaRegistry
+
+        try:
+            if len(json.dumps(schema, allow_nan=False)) > MAX_SCHEMA_CHARS:
+                raise ValueError(f"the schema is longer than {MAX_SCHEMA_CHARS} characters")
+            Draft202012Validator.check_schema(schema)
+            parts = SchemaRegistry().resolver_with_root(DRAFT202012.create_resource(schema))
+            for target in _references(schema):
+                parts.lookup(target)
+        except SchemaError as error:
+            raise ValueError(f"no JSON schema of draft 2020-12: {error.message[:200]}") from None
+        except Unresolvable:
+            raise ValueError("a `$ref` of the schema names no part of it") from None
+        except (TypeError, RecursionError):
+            raise ValueError("the schema is no JSON, or too deep") from None
+        if schema.get("type", "object") != "object":
+            raise ValueError("the schema must be of the type `object`")
+        return schema
+
+
+def _references(schema: Any) -> Iterator[str]:
+    inner = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    for value in inner:
+        yield from _references(value)
+    if isinstance(schema, dict):
+        yield from (v for k in ("$ref", "$dynamicRef") if isinstance(v := schema.get(k), str))
 
 
 class Question(Record):
