@@ -73,8 +73,8 @@ class Desk:
             for key in IMAGE_ARGUMENTS:
                 if isinstance(source := arguments.get(key), str):
                     arguments[key] = self._open(source, operation.name in CLIP_OPERATIONS)
-            if operation.targeted:
-                target = arguments.pop("image", "")
+            if operation.targeted and not isinstance(target := arguments.pop("image", None), str):
+                raise OperationError("image: Field required", code="bad_arguments")
         except (BadInput, OperationError, OSError) as error:
             code = getattr(error, "code", "bad_target")
             return Observation(status="error", code=code, text=str(error)), []

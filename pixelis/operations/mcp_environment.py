@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
 import os
 import shlex
@@ -53,6 +54,8 @@ except ImportError as error:
     raise MissingDependency(
         f"toolbox.environments: an MCP server needs the package {error.name}", fix=install_extra("mcp")
     ) from None
+
+log = logging.getLogger(__name__)
 
 KEY = "toolbox.environments"
 SHARE = 0.75
@@ -151,7 +154,13 @@ class Session:
 
     def close(self) -> None:
         """In a thread, since a server may take seconds to end."""
-        threading.Thread(target=self._stack.close, daemon=True).start()
+        threading.Thread(target=self._end, daemon=True).start()
+
+    def _end(self) -> None:
+        try:
+            self._stack.close()
+        except Exception as error:  # what ended the session before
+            log.info("the session with %s ended: %s", self.server.source, error)
 
     async def _within(self, request: Any) -> Any:
         with anyio.fail_after(self.timeout_s):
