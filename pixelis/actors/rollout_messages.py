@@ -10,7 +10,39 @@ import ray
 
 from pixelis.actors.group_views import GroupViews
 from pixelis.dialogue.session import SamplingParams
-from pixelis.records import Group, Question, Turn
+from pixelis.records import Action, Group, Media, Question, Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class ClientContent:
+    """Text of a client with pictures at its `<image>`; the ids of all media of a request differ."""
+
+    text: str = ""
+    media: Sequence[Media] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTurn:
+    """What a client says after a policy turn; see `dialogue.agent.Said`."""
+
+    results: Sequence[ClientContent] = ()
+    message: ClientContent | None = None
+    reply: str | None = None
+    calls: Sequence[Action] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSoFar:
+    """An episode that a client goes on with, or begins: its trajectory has no turns yet, and the id to take.
+
+    added: `GroupViews.added` of the result that the trajectory is from, or is the beginning of (`agent.up_to`);
+    added_id: the trajectory's id in it.
+    """
+
+    trajectory: Trajectory
+    said: Sequence[ClientTurn] = ()
+    added: ray.ObjectRef | None = None
+    added_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +52,8 @@ class RolloutRequest:
     pictures: references to decoded images by id, uint8 [H, W, 3]; augmentations: under which the samples see
     the pictures in turn, the first without; known: references to first views that the caller has, by medium
     (the router sets it); text: whether a stream has the text of the first sample too; trace: W3C
-    `traceparent` of the caller.
+    `traceparent` of the caller; resume: one for each sample of an outside agent; sample: number of the first
+    sample in its group, which with `sampling.seed` and the prompt determines its random numbers.
     """
 
     question: Question
@@ -35,6 +68,8 @@ class RolloutRequest:
     known: Mapping[str, ray.ObjectRef] = field(default_factory=dict)
     text: bool = False
     trace: str = ""
+    resume: Sequence[EpisodeSoFar] = ()
+    sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,9 @@ class AdvantageConfig(Section):
     min_group: PositiveInt = 2
     """minimum number of scored rollouts of a group"""
     exclude: list[
-        Literal["no_action", "length", "over_turn", "over_context", "over_images", "deadline", "error"]
+        Literal[
+            "no_action", "call", "length", "over_turn", "over_context", "over_images", "deadline", "error"
+        ]
     ] = Field([])
     """stop reasons of rollouts that are excluded from statistics and loss, as unscored ones always are"""
     count_excluded: bool = False

@@ -93,6 +93,38 @@ class Episode:
     views: list[np.ndarray] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Said:
+    """What a client says after a policy turn, in this order.
+
+    ``results`` of its functions, in the order of their calls, and a further user ``message``: observations and
+    views, both without ids; their pictures stand at the ``<image>`` of the texts. ``reply`` and ``calls``: in
+    place of a policy turn, text and calls that were not sampled (of an edited history), to which the results
+    belong.
+    """
+
+    results: Sequence[Outcome] = ()
+    message: Outcome | None = None
+    reply: str | None = None
+    calls: Sequence[Action] = ()
+
+
+@dataclass(frozen=True)
+class Resume:
+    """An episode that its client goes on with: its end is a policy turn, or it has no turns yet."""
+
+    episode: Episode
+    said: Sequence[Said] = ()
+
+
+def up_to(trajectory: Trajectory, policy_turns: int) -> Trajectory:
+    """A new trajectory, for a branch, with the turns up to this number of policy turns, or none."""
+    ends = [0, *(place for place, turn in enumerate(trajectory.turns, 1) if turn.is_policy)]
+    turns = trajectory.turns[: ends[policy_turns]]
+    images = trajectory.images[: sum(len(turn.images) for turn in turns)]
+    return trajectory.model_copy(update={"id": new_id("traj"), "turns": turns, "images": images})
+
+
 async def run_episode(
     session: Session,
     renderer: Renderer,

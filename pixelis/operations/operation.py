@@ -219,7 +219,8 @@ class Operation:
     """Base class of operations: pure functions, so that logs can be replayed and results cached.
 
     ``description`` is one paragraph for the policy. ``quick``: takes milliseconds, so concurrent calls may be
-    batched. Calls of operations that are not ``targeted`` name no image.
+    batched. Calls of operations that are not ``targeted`` name no image. ``parameters``: the JSON schema of the
+    arguments in calls, if it is not to be derived from ``Arguments``.
     """
 
     name: ClassVar[str]
@@ -227,6 +228,7 @@ class Operation:
     Arguments: ClassVar[type[OperationArguments]]
     quick: ClassVar[bool] = False
     targeted: ClassVar[bool] = True
+    parameters: ClassVar[dict[str, Any] | None] = None
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any]) -> OperationArguments:

@@ -212,7 +212,8 @@ class Question(Record):
     ``history`` are the earlier exchanges, oldest first; media that none of them names came with the question.
     ``media`` are sorted as shown: at the ``<image>`` and ``<video>`` in a text, others before it. Annotated
     pictures without a question have an empty ``question`` and ``annotations``. ``tools`` names the operations
-    of this question; None means all of the run. ``environment``: its actions replace them.
+    of this question; None means all of the run. ``environment``: its actions replace them. ``functions`` are
+    offered beside them. ``system``: a client's system message, shown in front of the rules of the tools.
     """
 
     id: str
@@ -225,6 +226,8 @@ class Question(Record):
     split: str = "train"
     tools: list[str] | None = None
     environment: str | None = None
+    functions: Annotated[list[Function], Field(max_length=MAX_FUNCTIONS)] = Field(default_factory=list)
+    system: str = ""
     meta: dict[str, Any] = Field(default_factory=dict)
     annotations: Annotations | None = None
     _origin: tuple[str, str] | None = PrivateAttr(None)
@@ -256,6 +259,14 @@ class Question(Record):
         """The texts of the earlier exchanges and of the question, one a line."""
         earlier = [text for exchange in self.history for text in (exchange.question, exchange.answer)]
         return "\n".join([*earlier, self.question])
+
+    @field_validator("functions")
+    @classmethod
+    def _functions_by_name(cls, functions: list[Function]) -> list[Function]:
+        names = [function.name for function in functions]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"several `functions` are called {', '.join(repeated)}")
+        return functions
 
     @model_validator(mode="after")
     def _media_by_id(self) -> Question:

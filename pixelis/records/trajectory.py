@@ -5,11 +5,16 @@ from __future__ import annotations
 import enum
 import pickle  # nosec B403
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from pixelis.records.question import SCHEMA_VERSION, Box, Question, Record, new_id
+
+MAX_TERMS = 16
+"""Most terms of an outcome."""
+TermName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Action(Record):
@@ -89,8 +94,11 @@ class Turn(Record):
 
 
 class StopReason(enum.StrEnum):
+    """``call``: the policy called a client's function, and only its client can go on."""
+
     ANSWER = "answer"
     NO_ACTION = "no_action"
+    CALL = "call"
     DONE = "done"
     LENGTH = "length"
     OVER_TURN = "over_turn"
@@ -105,7 +113,8 @@ class Trajectory(Record):
 
     ``augmentation`` names the correction under which the policy saw the views (``dialogue.augmentation``).
     ``rewards`` are the raw terms by name, ``weighted`` their contributions to ``reward``; ``unscored`` is the
-    reason if there is none.
+    reason if there is none. ``outcome``: terms that an outside agent, environment or verifier gave, None if none
+    did. ``policy_version`` is the oldest that took a turn.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -119,6 +128,7 @@ class Trajectory(Record):
     answer: str | None = None
     stop_reason: StopReason = StopReason.ERROR
     policy_version: int = 0
+    outcome: Annotated[dict[TermName, Finite], Field(max_length=MAX_TERMS)] | None = None
     rewards: dict[str, float] = Field(default_factory=dict)
     weighted: dict[str, float] = Field(default_factory=dict)
     reward: float | None = None

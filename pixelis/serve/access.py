@@ -15,9 +15,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pixelis.config import Config
+from pixelis.protocol.errors import ApiError
 from pixelis.serve.counters import Counters
 from pixelis.serve.keys import Caller, Keys, key_file
-from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.responses import api_error
 from pixelis.telemetry import tracing
 

@@ -39,6 +39,7 @@ from pixelis.operations.image import image_pixels, load_image
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.operations.video import Clip, clip_pixels, open_clip
+from pixelis.protocol.answer_format import AnswerFormat
 from pixelis.records import (
     ImageView,
     Media,
@@ -53,7 +54,6 @@ from pixelis.rewards.equality import Equality
 from pixelis.rewards.services import shared_services
 from pixelis.serve.after_reply import AfterReply, winner_pngs
 from pixelis.serve.agent_types import AgentQuery, Answer, Backends, Picture, Pictures, TextEvent, TurnEvent
-from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.retrieval import Lookup, Retrieval
 from pixelis.telemetry import tracing
 

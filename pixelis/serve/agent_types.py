@@ -11,8 +11,8 @@ from pydantic import Field
 
 from pixelis.actors.group_views import GroupViews
 from pixelis.dialogue.session import SamplingParams
+from pixelis.protocol.answer_format import AnswerFormat
 from pixelis.records import Exchange, Group, ImageView, Media, Neighbour, Record, Trajectory, Turn, Verdict
-from pixelis.serve.answer_format import AnswerFormat
 
 
 @dataclass(frozen=True)

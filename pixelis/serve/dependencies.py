@@ -20,8 +20,8 @@ from starlette.datastructures import FormData, Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
+from pixelis.protocol.errors import ID, ApiError, Model, parse_body
 from pixelis.serve.keys import Caller, Scope
-from pixelis.serve.protocol.errors import ID, ApiError, Model, parse_body
 from pixelis.serve.protocol.files import FORM_SCHEMA
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 

@@ -24,12 +24,12 @@ from pixelis.actors.generator_scaler import POLL_S
 from pixelis.actors.memory import UNAVAILABLE
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
+from pixelis.protocol.errors import ApiError, ErrorResponse
 from pixelis.serve.access import Shield, is_loopback
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Backends
 from pixelis.serve.dependencies import openapi
 from pixelis.serve.limits import admission_limits
-from pixelis.serve.protocol.errors import ApiError, ErrorResponse
 from pixelis.serve.ray_internals import bind_calls_to_loopback
 from pixelis.serve.responses import add_exception_handlers
 from pixelis.serve.routes import evolution, experiences, files, health, questions

@@ -15,10 +15,10 @@ from fastapi.responses import JSONResponse, Response
 from ray.exceptions import RayError
 
 from pixelis.errors import DataFailure, InfraFailure
+from pixelis.protocol.errors import ApiError
 from pixelis.records import Verdict
 from pixelis.serve.agent_types import Answer, Pictures, TextEvent
 from pixelis.serve.keys import Caller
-from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.protocol.question import ReplyFormat
 from pixelis.serve.responses import EventStream, api_error, until
 from pixelis.serve.state import GatewayState

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from pixelis.actors.generator_member import root_cause
 from pixelis.errors import BadInput, InfraFailure, Overloaded, PixelisError
-from pixelis.serve.protocol.errors import ApiError, validation_error
+from pixelis.protocol.errors import ApiError, validation_error
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

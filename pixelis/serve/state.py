@@ -12,6 +12,7 @@ from ray.exceptions import RayError
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
 from pixelis.files import REASONS
+from pixelis.protocol.errors import ApiError
 from pixelis.serve.access import Access
 from pixelis.serve.agent import Agent
 from pixelis.serve.cache import ReplyCache
@@ -24,7 +25,6 @@ from pixelis.serve.limits import (
     Uploads,
     admission_limits,
 )
-from pixelis.serve.protocol.errors import ApiError
 
 T = TypeVar("T")
 ACTOR_TIMEOUT_S = 5.0

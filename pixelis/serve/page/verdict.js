@@ -11,7 +11,7 @@ const REASONS = {
   overruled: "similar stored questions outvoted the samples; nothing is learnt from this",
 };
 const STOPS = { length: "a turn was too long", over_turn: "no turns were left", over_context: "the context was full", over_images: "there were too many pictures",
-  done: "the environment ended it", no_action: "the policy neither answered nor called an operation", deadline: "time ran out", error: "the system failed" };
+  done: "the environment ended it", call: "it called a tool of its client", no_action: "the policy neither answered nor called an operation", deadline: "time ran out", error: "the system failed" };
 
 /** Text as votes compare it, see rewards.scorers.canonical. */
 const canonical = (text) => text.normalize("NFC").trim().replace(/\s+/gu, " ").toLowerCase();

@@ -8,22 +8,20 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from pixelis.config import Config
+from pixelis.protocol.errors import ApiError, StrictModel, text_or
+from pixelis.protocol.parts import MAX_PARTS, Placed, file_url
+from pixelis.protocol.stream import sse_event
 from pixelis.records import Exchange, ImageView, Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.files import FILE_ID
-from pixelis.serve.protocol.errors import ApiError, StrictModel, text_or
-from pixelis.serve.protocol.files import file_url
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
-    MAX_PARTS,
     Conversation,
-    Placed,
     QuestionRequest,
     ReplyFormat,
     agent_query,
     reply_cache_key,
-    sse_event,
 )
 
 Urls = text_or(Annotated[list[str], Field(max_length=MAX_PARTS, fail_fast=True)])

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pixelis.records import PolicyVersion
-from pixelis.serve.protocol.errors import (
+from pixelis.protocol.errors import (
     MAX_ANSWER_CHARS,
     MAX_COMMENT_CHARS,
     MAX_NAME_CHARS,
@@ -15,6 +14,7 @@ from pixelis.serve.protocol.errors import (
     PlainText,
     StrictModel,
 )
+from pixelis.records import PolicyVersion
 
 MAX_VERSION = 2**31
 

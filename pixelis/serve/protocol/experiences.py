@@ -6,9 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from pixelis.records import Experience
-from pixelis.serve.keys import NAME
-from pixelis.serve.protocol.errors import (
+from pixelis.protocol.errors import (
     ID,
     MAX_ANSWER_CHARS,
     MAX_COMMENT_CHARS,
@@ -17,6 +15,8 @@ from pixelis.serve.protocol.errors import (
     PlainText,
     StrictModel,
 )
+from pixelis.records import Experience
+from pixelis.serve.keys import NAME
 
 MAX_FOUND = 50
 """Most results of a search."""

@@ -11,21 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pixelis.config import Config
 from pixelis.dialogue.session import MAX_TOP_LOG_PROBS
+from pixelis.protocol.answer_format import AnswerFormat, answer_format
+from pixelis.protocol.errors import ApiError, text_or
+from pixelis.protocol.fields import refuse_unsupported
+from pixelis.protocol.log_probs import LogProbs
+from pixelis.protocol.parts import Content, LenientModel, file_ids, read_message
+from pixelis.protocol.stream import ThoughtStream, sse_event
 from pixelis.records import Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
-from pixelis.serve.answer_format import AnswerFormat
-from pixelis.serve.protocol.conversation import (
-    Content,
-    LenientModel,
-    answer_format,
-    file_ids,
-    read_message,
-    read_messages,
-    refuse_unsupported,
-)
-from pixelis.serve.protocol.errors import ApiError, text_or
-from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
+from pixelis.serve.protocol.conversation import read_messages
+from pixelis.serve.protocol.log_probs import answer_log_probs
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
     Conversation,
@@ -33,9 +29,7 @@ from pixelis.serve.protocol.question import (
     ReplyFormat,
     agent_query,
     reply_cache_key,
-    sse_event,
 )
-from pixelis.serve.protocol.response_events import ThoughtStream
 
 MAX_STOPS = 4
 
@@ -260,11 +254,15 @@ class ChatFormat(ReplyFormat):
         return sse_event(self._chunk({"role": "assistant", "content": ""}))
 
     def stream_text(self, event: TextEvent) -> str:
-        thought = self.thoughts.add(event)
+        thought = self.thoughts.add(event.text, event.attempt)
         return sse_event(self._chunk({"reasoning": thought})) if thought else ""
 
     def stream_turn(self, event: TurnEvent) -> str:
-        rest = self.thoughts.end(event) if event.sample == 0 and event.turn.is_policy else ""
+        rest = (
+            self.thoughts.end(event.turn.text, event.attempt)
+            if event.sample == 0 and event.turn.is_policy
+            else ""
+        )
         chunk = self._chunk({"reasoning": rest} if rest else {})
         return sse_event(chunk | {"pixelis": {"event": event.model_dump(mode="json")}})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import secrets
 import time
@@ -18,29 +17,22 @@ from pydantic import BaseModel, Field, PrivateAttr
 
 from pixelis.config import Config
 from pixelis.dialogue.session import MIN_TEMPERATURE, SamplingParams
+from pixelis.protocol.answer_format import AnswerFormat
+from pixelis.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText
+from pixelis.protocol.parts import Placed, check_data_url
 from pixelis.records import Exchange
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer, TextEvent, TurnEvent
-from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.cache import key_of
 from pixelis.serve.keys import Caller
-from pixelis.serve.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText
 
-IMAGE_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp", "image/tiff")
-VIDEO_TYPES = ("video/mp4", "video/webm", "video/quicktime", "video/x-matroska", "image/gif")
-MAX_PARTS = 256
 MAX_EXCHANGES = 32
 """Longest history of a question."""
 MAX_SEED = 0x7FFFFFFF
 MAX_PRIORITY = 100
-_DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.IGNORECASE)
 _BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 """Characters that Unicode counts as letters or symbols, and that are invisible."""
 _MARKER = re.compile(r"<\|[A-Za-z0-9_]+\|>")
-
-
-Placed = tuple[str, str]
-"""The URL of a picture or clip, and where it stands in the request: ``messages[0].content[1]``."""
 
 
 @dataclass(slots=True)
@@ -274,26 +266,3 @@ def check_question(text: str, max_chars: int, param: str = "question") -> None:
     if marker := _MARKER.search(text):
         message = f"the question spells the control token {marker.group()[:60]}: write it differently"
         raise ApiError(400, message, "control_token", param)
-
-
-def check_data_url(url: str, kind: Literal["image", "video"], param: str) -> None:
-    """Raises ApiError 400 unless ``url``, at ``param``, is a base64 data URL of a picture or clip.
-
-    A gateway that fetched other addresses would open the network and the disk behind it.
-    """
-    noun, types = ("picture", IMAGE_TYPES) if kind == "image" else ("clip", VIDEO_TYPES)
-    head = _DATA_URL.match(url[:200])
-    if head is None:
-        problem, what = f"must be a data URL such as data:{types[0]};base64,..., nothing is fetched", "scheme"
-    elif head.group(1).lower() not in types:
-        problem, what = f"must be one of {', '.join(types)}", "type"
-    elif not head.group(2).lower().endswith(";base64"):
-        problem, what = "must be base64 in its data URL", "encoding"
-    else:
-        return
-    raise ApiError(400, f"`{param}`: the {noun} {problem}", f"{kind}_{what}", param)
-
-
-def sse_event(data: dict[str, Any], name: str | None = None) -> str:
-    head = f"event: {name}\n" if name is not None else ""
-    return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -13,21 +13,8 @@ from pydantic_core import PydanticCustomError
 
 from pixelis.config import Config
 from pixelis.dialogue.session import MAX_TOP_LOG_PROBS
-from pixelis.records import Experience, Trajectory, new_id
-from pixelis.serve.agent import Agent
-from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
-from pixelis.serve.answer_format import AnswerFormat
-from pixelis.serve.protocol.conversation import (
-    Content,
-    LenientModel,
-    ReadMessage,
-    answer_format,
-    file_ids,
-    read_message,
-    read_messages,
-    refuse_unsupported,
-)
-from pixelis.serve.protocol.errors import (
+from pixelis.protocol.answer_format import AnswerFormat, answer_format
+from pixelis.protocol.errors import (
     MAX_COMMENT_CHARS,
     MAX_NAME_CHARS,
     ApiError,
@@ -35,7 +22,16 @@ from pixelis.serve.protocol.errors import (
     StrictModel,
     text_or,
 )
-from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
+from pixelis.protocol.fields import refuse_unsupported
+from pixelis.protocol.log_probs import LogProbs
+from pixelis.protocol.parts import Content, LenientModel, ReadMessage, file_ids, read_message
+from pixelis.protocol.response_events import ResponseEvents
+from pixelis.protocol.stream import ThoughtStream
+from pixelis.records import Experience, Trajectory, new_id
+from pixelis.serve.agent import Agent
+from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
+from pixelis.serve.protocol.conversation import read_messages
+from pixelis.serve.protocol.log_probs import answer_log_probs
 from pixelis.serve.protocol.openai import Choice, PixelisFields, Usage
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
@@ -45,7 +41,6 @@ from pixelis.serve.protocol.question import (
     agent_query,
     reply_cache_key,
 )
-from pixelis.serve.protocol.response_events import ResponseEvents, ThoughtStream
 
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 """Largest ``metadata``, as OpenAI has it."""
@@ -331,13 +326,13 @@ class ResponsesFormat(ReplyFormat):
         return "".join(self.events.event(kind, response=response) for kind in kinds)
 
     def stream_text(self, event: TextEvent) -> str:
-        thought = self.thoughts.add(event)
+        thought = self.thoughts.add(event.text, event.attempt)
         return "".join(self.events.thinking(thought, event.attempt)) if thought else ""
 
     def stream_turn(self, event: TurnEvent) -> str:
         if event.sample:
             return ""
-        rest = self.thoughts.end(event) if event.turn.is_policy else ""
+        rest = self.thoughts.end(event.turn.text, event.attempt) if event.turn.is_policy else ""
         return "".join(self.events.turn(event.turn, event.attempt, rest))
 
     def stream_end(self, reply: dict[str, Any]) -> list[str]:

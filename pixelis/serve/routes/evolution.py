@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
 
+from pixelis.protocol.errors import ApiError
 from pixelis.serve.agent import data_urls
 from pixelis.serve.dependencies import (
     EntityId,
@@ -18,7 +19,6 @@ from pixelis.serve.dependencies import (
     require_json,
     require_writable,
 )
-from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.protocol.evolution import (
     DecisionReply,
     EmptyRequest,

@@ -13,6 +13,7 @@ from ray.exceptions import RayError
 
 from pixelis.actors.memory import Memory
 from pixelis.errors import DataFailure, InfraFailure
+from pixelis.protocol.errors import ApiError, PlainText
 from pixelis.records import Experience, Feedback
 from pixelis.serve.agent import data_urls
 from pixelis.serve.dependencies import (
@@ -32,7 +33,6 @@ from pixelis.serve.dependencies import (
 )
 from pixelis.serve.keys import NAME, Caller, Scope
 from pixelis.serve.protocol.agent import without_tokens
-from pixelis.serve.protocol.errors import ApiError, PlainText
 from pixelis.serve.protocol.experiences import (
     DeletionReply,
     ExperienceList,

@@ -16,6 +16,7 @@ from pixelis.files import REASONS
 from pixelis.operations.encoded import media_type
 from pixelis.operations.image import image_pixels
 from pixelis.operations.video import clip_pixels
+from pixelis.protocol.errors import ApiError
 from pixelis.serve.dependencies import (
     EntityId,
     Scoped,
@@ -27,7 +28,6 @@ from pixelis.serve.dependencies import (
     require_writable,
 )
 from pixelis.serve.files import Purpose
-from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.protocol.files import MAX_FILENAME_CHARS, MIN_TTL_S, FileDeleted, FileList, FileObject
 from pixelis.serve.state import GatewayState
 

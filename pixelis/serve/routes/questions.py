@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
+from pixelis.protocol.errors import ApiError
 from pixelis.records import Exchange, Experience
 from pixelis.serve.agent import data_url
 from pixelis.serve.dependencies import (
@@ -25,7 +26,6 @@ from pixelis.serve.dependencies import (
 )
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.agent import AgentFormat, AgentReply, AgentRequest
-from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.protocol.openai import ChatCompletion, ChatFormat, ChatRequest
 from pixelis.serve.protocol.question import Conversation
 from pixelis.serve.protocol.responses import (

@@ -17,6 +17,7 @@ from pixelis.datasets.synthesis.distillation import Distiller, describe_annotati
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.imitation import Imitator
 from pixelis.errors import BadConfig, BadInput, DataFailure
+from pixelis.protocol.errors import parse_body
 from pixelis.records import (
     Action,
     Annotations,
@@ -31,7 +32,6 @@ from pixelis.records import (
     Verdict,
 )
 from pixelis.serve.protocol.agent import AgentReply, AgentRequest
-from pixelis.serve.protocol.errors import parse_body
 
 EXECUTOR = Executor()
 CALL = '<think>I look.</think><tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[280,320,380,420]}}</tool_call>'

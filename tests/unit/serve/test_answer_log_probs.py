@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from pixelis.config import load
+from pixelis.protocol.errors import parse_body
 from pixelis.records import Experience, Group, Neighbour, Question, StopReason, Trajectory, Turn, Verdict
 from pixelis.rewards.vote import OVERRULED, vote
 from pixelis.serve.agent import winning
 from pixelis.serve.agent_types import Answer
-from pixelis.serve.protocol.errors import parse_body
 from pixelis.serve.protocol.openai import ChatFormat, ChatRequest
 from pixelis.serve.protocol.responses import LOG_PROBS, ResponsesFormat, ResponsesRequest
 

@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from pixelis.config import load
+from pixelis.protocol.errors import ApiError, parse_body
 from pixelis.serve.protocol.agent import AgentRequest
-from pixelis.serve.protocol.errors import ApiError, parse_body
 from pixelis.serve.protocol.evolution import EmptyRequest, PromoteRequest, ReviewDecision
 from pixelis.serve.protocol.experiences import ExperienceSearch, FeedbackRequest
 from pixelis.serve.protocol.openai import ChatFormat, ChatRequest

@@ -17,9 +17,9 @@ from starlette.datastructures import Headers
 from pixelis.config.serve import FilesConfig
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.operations.encoded import media_type
+from pixelis.protocol.errors import ApiError
 from pixelis.serve.dependencies import read_form
 from pixelis.serve.files import FileStore
-from pixelis.serve.protocol.errors import ApiError
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from pixelis.config import load
 from pixelis.errors import BadInput, InfraFailure, Overloaded
+from pixelis.protocol.errors import ApiError
 from pixelis.serve.access import Access, Shield, is_local
 from pixelis.serve.cache import ReplyCache, key_of
 from pixelis.serve.counters import Counters
 from pixelis.serve.dependencies import require_own_origin
 from pixelis.serve.keys import digest
 from pixelis.serve.limits import BURST_S, Admission, ByteBudget, RateLimits, Uploads, admission_limits
-from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.responses import add_exception_handlers, api_error, until
 
 

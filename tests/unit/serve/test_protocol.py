@@ -14,6 +14,9 @@ from PIL import Image
 from pydantic import BaseModel
 
 from pixelis.config import load
+from pixelis.protocol.errors import ApiError, parse_body
+from pixelis.protocol.log_probs import LogProbs
+from pixelis.protocol.parts import check_data_url
 from pixelis.records import (
     Exchange,
     Group,
@@ -27,7 +30,6 @@ from pixelis.records import (
 )
 from pixelis.serve.agent_types import AgentQuery, Answer
 from pixelis.serve.protocol.agent import AgentRequest, without_tokens
-from pixelis.serve.protocol.errors import ApiError, parse_body
 from pixelis.serve.protocol.evolution import (
     EmptyRequest,
     EvolutionReply,
@@ -36,15 +38,8 @@ from pixelis.serve.protocol.evolution import (
     RollbackRequest,
 )
 from pixelis.serve.protocol.experiences import FeedbackRequest
-from pixelis.serve.protocol.log_probs import LogProbs
 from pixelis.serve.protocol.openai import ChatCompletion, ChatRequest, Usage
-from pixelis.serve.protocol.question import (
-    Conversation,
-    agent_query,
-    check_data_url,
-    check_question,
-    reply_cache_key,
-)
+from pixelis.serve.protocol.question import Conversation, agent_query, check_question, reply_cache_key
 from pixelis.serve.protocol.responses import ResponsesRequest
 
 PICTURE, CLIP = "data:image/png;base64,AAAA", "data:video/mp4;base64,AAAA"

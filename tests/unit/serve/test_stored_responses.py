@@ -10,10 +10,10 @@ from gateways import client
 
 from pixelis.config import load
 from pixelis.errors import BadInput
+from pixelis.protocol.answer_format import AnswerFormat
 from pixelis.records import Exchange, Experience, ImageView, Media, Question, Trajectory, Verdict
 from pixelis.serve.agent import data_url
 from pixelis.serve.agent_types import AgentQuery
-from pixelis.serve.answer_format import AnswerFormat
 
 ID = "0123456789abcdef"
 PNGS = {"img0": b"whole", "obs1": b"wide crop", "obs2": b"narrow crop"}

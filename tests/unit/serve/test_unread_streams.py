@@ -10,10 +10,10 @@ import pytest
 
 from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
+from pixelis.protocol.errors import ApiError
 from pixelis.serve import responses
 from pixelis.serve.agent_types import Pictures, TextEvent
 from pixelis.serve.keys import Caller
-from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.request_handler import respond
 from pixelis.serve.state import GatewayState
 

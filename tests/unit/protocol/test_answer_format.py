@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pixelis.errors import BadInput
-from pixelis.serve.answer_format import MAX_CHECKS, OBJECT, AnswerFormat
+from pixelis.protocol.answer_format import MAX_CHECKS, OBJECT, AnswerFormat
 
 POINT = {
     "type": "object",

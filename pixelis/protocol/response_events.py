@@ -1,18 +1,14 @@
-"""Streams in OpenAI's formats: thoughts as they are generated, and output items with their events."""
+"""Output items of OpenAI's responses with the events of their streams."""
 
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from pixelis.dialogue.dialects import DIALECTS
+from pixelis.protocol.stream import sse_event
 from pixelis.records import Action, Observation, Turn, new_id
-from pixelis.serve.agent_types import TextEvent, TurnEvent
-from pixelis.serve.protocol.question import sse_event
 
-_PARTIAL_TAG = re.compile(r"<[^<>\s]{0,20}$")
-"""The end of a text that may become a tag."""
 SERVER = "pixelis"
 """``server_label`` of operations, which OpenAI's format knows as calls that a server has executed."""
 
@@ -144,31 +140,3 @@ class ResponseEvents:
     def _done(self, index: int, **changes: Any) -> list[str]:
         self.output[index] = {**self.output[index], **changes}
         return [self.event("response.output_item.done", output_index=index, item=self.output[index])]
-
-
-class ThoughtStream:
-    """Tells what each piece of text of a stream's first sample adds to its thought."""
-
-    def __init__(self, dialect: str):
-        self.dialect = DIALECTS[dialect]
-        self.attempt, self.text, self.sent = 0, "", ""
-
-    def add(self, event: TextEvent) -> str:
-        """What a piece of text adds; "" while it may be part of a tag, and after the thought."""
-        if event.attempt != self.attempt:
-            self.attempt, self.text, self.sent = event.attempt, "", ""
-        self.text += event.text
-        return self._new(self.dialect.thought(_PARTIAL_TAG.sub("", self.text)))
-
-    def end(self, event: TurnEvent) -> str:
-        """What a complete policy turn adds to what has been sent of it."""
-        known = event.attempt == self.attempt or not self.sent
-        rest = self._new(self.dialect.thought(event.turn.text)) if known else ""
-        self.attempt, self.text, self.sent = event.attempt, "", ""
-        return rest
-
-    def _new(self, thought: str) -> str:
-        if not thought.startswith(self.sent):  # it was no thought after all
-            return ""
-        new, self.sent = thought[len(self.sent) :], thought
-        return new

@@ -6,9 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pixelis.dialogue.dialects import DIALECTS
-from pixelis.records import Turn
-from pixelis.serve.agent_types import TextEvent, TurnEvent
-from pixelis.serve.protocol.response_events import ThoughtStream
+from pixelis.protocol.stream import ThoughtStream
 
 TURNS = {
     "<think>I look closer.</think><tool_call>{}</tool_call>": "I look closer.",
@@ -23,9 +21,9 @@ def sent(text: str, cuts: list[int], dialect: str = "qwen") -> list[str]:
     """What is sent of a turn that arrives in pieces."""
     stream, place, pieces = ThoughtStream(dialect), 0, list[str]()
     for size in [*cuts, len(text)]:
-        pieces.append(stream.add(TextEvent(sample=0, samples=4, text=text[place : place + size])))
+        pieces.append(stream.add(text[place : place + size]))
         place += size
-    return [*pieces, stream.end(TurnEvent(sample=0, samples=4, turn=Turn(role="assistant", text=text)))]
+    return [*pieces, stream.end(text)]
 
 
 @given(st.sampled_from(sorted(TURNS)), st.lists(st.integers(1, 4), max_size=80))
@@ -35,9 +33,7 @@ def test_the_pieces_of_a_thought_are_the_thought(text: str, cuts: list[int]) -> 
 
 def test_a_turn_without_pieces_and_another_attempt_are_sent_whole() -> None:
     stream = ThoughtStream("qwen")
-    turn = Turn(role="assistant", text="I look.<answer>7</answer>")
-    assert stream.end(TurnEvent(sample=0, samples=1, turn=turn)) == "I look."
-    assert stream.add(TextEvent(sample=0, samples=1, text="I l")) == "I l"
-    assert stream.add(TextEvent(sample=0, samples=1, text="We", attempt=1)) == "We"
-    again = TurnEvent(sample=0, samples=1, turn=Turn(role="assistant", text="We look."), attempt=1)
-    assert stream.end(again) == " look."
+    assert stream.end("I look.<answer>7</answer>") == "I look."
+    assert stream.add("I l") == "I l"
+    assert stream.add("We", attempt=1) == "We"
+    assert stream.end("We look.", attempt=1) == " look."

@@ -17,6 +17,7 @@ from jsonschema.exceptions import SchemaError
 
 from pixelis.dialogue.dialects import strict_json
 from pixelis.errors import BadInput, PixelisError
+from pixelis.protocol.errors import ApiError
 
 T = TypeVar("T")
 
@@ -87,6 +88,22 @@ class AnswerFormat:
     def same(a: str, b: str) -> bool:
         """Whether two accepted answers have the same value."""
         return _canonical(a) == _canonical(b)
+
+
+def answer_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
+    """The format ``text`` (None), ``json_object``, or ``json_schema``. Raises ApiError 400."""
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return AnswerFormat(OBJECT)
+    if kind != "json_schema":
+        raise ApiError(
+            400, f"`{param}.type` must be text, json_object or json_schema", "invalid_value", f"{param}.type"
+        )
+    match schema:
+        case {"name": str(), "schema": dict() as required}:
+            return AnswerFormat(required)
+    raise ApiError(400, f"`{param}` needs a `name` and a `schema`", "missing_parameter", param)
 
 
 def _canonical(answer: str) -> str:

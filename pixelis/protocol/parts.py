@@ -1,0 +1,164 @@
+"""Parts of messages as chat completions and responses spell them: texts, pictures and clips as data URLs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pixelis.errors import BadInput
+from pixelis.operations.encoded import decode_base64, media_type
+from pixelis.protocol.errors import ApiError, text_or
+
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp", "image/tiff")
+VIDEO_TYPES = ("video/mp4", "video/webm", "video/quicktime", "video/x-matroska", "image/gif")
+MAX_PARTS = 256
+_DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.IGNORECASE)
+
+Kind = Literal["image", "video"]
+Placed = tuple[str, str]
+"""The URL of a picture or clip, and where it stands in the request: ``messages[0].content[1]``."""
+
+
+class LenientModel(BaseModel):
+    """A part of a request body that ignores unknown fields."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class Medium(LenientModel):
+    """A picture or clip: its ``url``, an uploaded file, a file's data, or base64 ``data`` of a ``format``."""
+
+    url: str | None = None
+    file_id: str | None = None
+    file_data: str | None = None
+    data: str | None = None
+    format: Literal["mp4", "webm", "gif"] = "mp4"
+
+    def data_url(self, files: Mapping[str, str], kind: Kind | None, place: str) -> str:
+        """Raises ApiError 400 if there is none, or of another kind."""
+        if self.file_id is not None:
+            return file_url(files, self.file_id, kind, place)
+        if self.file_data is not None:
+            return file_url({"": typed_data_url(self.file_data, place)}, "", kind, place)
+        if self.data is not None:
+            return f"data:{'image' if self.format == 'gif' else 'video'}/{self.format};base64,{self.data}"
+        if self.url is None:
+            raise ApiError(400, f"`{place}` has neither an address nor a file", "invalid_value", place)
+        return self.url
+
+
+MEDIA: dict[str, Kind | None] = {
+    **dict.fromkeys(("image_url", "image_file", "input_image"), "image"),
+    **dict.fromkeys(("video_url", "input_video"), "video"),
+    **dict.fromkeys(("file", "input_file")),
+}
+"""Kind of the content of each type of part, None if it may be either."""
+
+
+class Part(LenientModel):
+    """One part of a message, as chat completions or responses spell it."""
+
+    type: str
+    text: str | None = None
+    image_url: text_or(Medium) | None = None  # type: ignore[valid-type]
+    video_url: text_or(Medium) | None = None  # type: ignore[valid-type]
+    input_video: Medium | None = None
+    image_file: Medium | None = None
+    file: Medium | None = None
+    file_id: str | None = None
+    file_data: str | None = None
+
+    @property
+    def medium(self) -> Medium:
+        for medium in (self.image_url, self.video_url, self.input_video, self.image_file, self.file):
+            if medium is not None:
+                return Medium(url=medium) if isinstance(medium, str) else medium
+        return Medium(file_id=self.file_id, file_data=self.file_data)
+
+
+Content = text_or(Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)])
+
+
+def file_ids(contents: Iterable[str | list[Part] | None]) -> list[str]:
+    """The uploaded files that messages with these contents name."""
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return [id for part in parts if (id := part.medium.file_id) is not None]
+
+
+class ReadMessage(NamedTuple):
+    """A message. A reply without an answer has no text."""
+
+    role: str
+    text: str
+    images: Sequence[Placed] = ()
+    clips: Sequence[Placed] = ()
+
+
+def read_message(
+    role: str, content: str | list[Part] | None, param: str, files: Mapping[str, str]
+) -> ReadMessage:
+    """The message at ``param``, with the data URLs of uploaded files. Raises ApiError 400."""
+    if not isinstance(content, list):
+        return ReadMessage(role, (content or "").strip())
+    texts, images, clips = list[str](), list[Placed](), list[Placed]()
+    for j, part in enumerate(content):
+        place = f"{param}.content[{j}]"
+        if part.type in ("text", "input_text", "output_text"):
+            if part.text is None:
+                raise ApiError(400, f"a part of type `{part.type}` needs `text`", "invalid_value", place)
+            texts.append(part.text.strip())
+        elif part.type in MEDIA:
+            if role != "user":
+                message = f"pictures belong in a user message, not in a {role} message"
+                raise ApiError(400, message, "invalid_value", place)
+            kind = MEDIA[part.type]
+            url = part.medium.data_url(files, kind, place)
+            is_clip = kind == "video" or (kind is None and url.startswith("data:video/"))
+            (clips if is_clip else images).append((url, place))
+        elif part.type != "refusal":  # which adds nothing: the reply has no answer
+            message = f"parts of type `{part.type[:40]}` are not supported: send text, pictures and clips"
+            raise ApiError(400, message, "unsupported_part", place)
+    return ReadMessage(role, "\n".join(filter(None, texts)), images, clips)
+
+
+def file_url(files: Mapping[str, str], id: str, kind: Kind | None, param: str) -> str:
+    """The data URL of a file. Raises ApiError 400 if missing or of another kind."""
+    url = files.get(id)
+    if url is None:
+        raise ApiError(400, f"no file {id[:80]!r} is stored", "file_not_found", param)
+    if kind is not None and not url.startswith((f"data:{kind}/", "data:image/gif")):
+        noun = "picture" if kind == "image" else "clip"
+        raise ApiError(400, f"`{param}`: the file {id} is no {noun}", "file_type", param)
+    return url
+
+
+def typed_data_url(data: str, param: str) -> str:
+    """The data URL of base64 data or of a data URL, typed by its first bytes."""
+    body = data.partition(",")[2] if data[:5].lower() == "data:" else data
+    try:
+        return f"data:{media_type(decode_base64(body))};base64,{body}"
+    except ValueError:
+        raise ApiError(400, f"`{param}`: the file's data is not base64", "file_encoding", param) from None
+    except BadInput as error:
+        raise ApiError(400, f"`{param}`: {error.message}", error.code, param) from None
+
+
+def check_data_url(url: str, kind: Literal["image", "video"], param: str) -> None:
+    """Raises ApiError 400 unless ``url``, at ``param``, is a base64 data URL of a picture or clip.
+
+    A gateway that fetched other addresses would open the network and the disk behind it.
+    """
+    noun, types = ("picture", IMAGE_TYPES) if kind == "image" else ("clip", VIDEO_TYPES)
+    head = _DATA_URL.match(url[:200])
+    if head is None:
+        problem, what = f"must be a data URL such as data:{types[0]};base64,..., nothing is fetched", "scheme"
+    elif head.group(1).lower() not in types:
+        problem, what = f"must be one of {', '.join(types)}", "type"
+    elif not head.group(2).lower().endswith(";base64"):
+        problem, what = "must be base64 in its data URL", "encoding"
+    else:
+        return
+    raise ApiError(400, f"`{param}`: the {noun} {problem}", f"{kind}_{what}", param)
