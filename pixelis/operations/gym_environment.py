@@ -76,7 +76,7 @@ def gym_class(name: str, make: Callable[[], gymnasium.Env]) -> type[GymEnvironme
     try:
         env = make()
         env.reset(seed=0)
-        picture = env.render()
+        picture: Any = env.render()
         env.close()
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingDependency(f"{KEY}: {name}: {error}", fix=install_extra("gym")) from None
