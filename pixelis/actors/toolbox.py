@@ -76,7 +76,7 @@ class Toolbox:
         self.config, self.multiple, self.kind = config, multiple, kind
         self.crop = PixelBudget.of(config.dialogue.crop)
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
-        self.environments = select_environments(config.toolbox.environments)
+        self.environments = select_environments(config.toolbox)
         self.episodes = dict[str, Environment]()
         for operation in self.operations.values():
             operation.ready(config.toolbox)
@@ -136,7 +136,8 @@ class Toolbox:
         return results, is_large and not self.episodes
 
     def release(self, episode: str) -> None:
-        self.episodes.pop(episode, None)
+        if (environment := self.episodes.pop(episode, None)) is not None:
+            environment.close()
 
     def _execute(self, call: Call, pictures: Pictures) -> tuple[Outcome, int]:
         if call.episode is not None:

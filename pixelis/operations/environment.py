@@ -7,13 +7,16 @@ the episode.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from pixelis.config.references import load_reference
+from pixelis.config import ToolboxConfig
+from pixelis.config.references import Registry, load_reference
 from pixelis.errors import BadConfig, BadInput
 from pixelis.operations.operation import Operation
 from pixelis.operations.pixel_budget import PixelBudget, fit
@@ -22,6 +25,19 @@ from pixelis.records import Action, ImageView, Observation, Question
 
 PARENT = "environment"
 """Parent of the views of an environment, which no operation can cut a region from."""
+ADAPTERS: Mapping[str, Callable[[str, ToolboxConfig], type[Environment]]] = Registry(
+    "toolbox.environments",
+    {
+        "mcp": "pixelis.operations.mcp_environment:mcp_environment",
+        "gym": "pixelis.operations.gym_environment:gym_environment",
+        "openenv": "pixelis.operations.openenv_environment:openenv_environment",
+    },
+)
+"""Makers of the environments of other systems, by the first word of an entry of ``toolbox.environments``.
+
+Each gets the rest of the entry: ``:COMMAND``, ``:ID`` or ``+https://...``.
+"""
+_ADAPTED = re.compile(rf"(?:(?P<name>[\w.-]+)=)?(?P<kind>{'|'.join(ADAPTERS)})(?P<rest>[:+].+)", re.DOTALL)
 
 
 class EnvironmentAction(Operation):
@@ -47,11 +63,13 @@ class EnvironmentResult:
 class Environment:
     """Base class of environments; an object is one episode, constructed without arguments.
 
-    ``name``: what rows call it (``env_name``). ``actions``: what the policy may call.
+    ``name``: what rows call it (``env_name``). ``actions``: what the policy may call. ``is_default``: as the
+    only environment of a run, it is that of the questions that name no environment and no operations.
     """
 
     name: ClassVar[str]
     actions: ClassVar[tuple[type[Operation], ...]]
+    is_default: ClassVar[bool] = False
 
     def reset(
         self, question: Question, media: Mapping[str, np.ndarray | Clip], seed: int
@@ -71,12 +89,20 @@ class Environment:
         """
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Free what the episode holds, when it has ended in whatever way. Must not wait."""
 
-def select_environments(names: Iterable[str]) -> dict[str, type[Environment]]:
-    """The environments of these references (``package.module:Class``) by their names. Raises BadConfig."""
+
+def select_environments(settings: ToolboxConfig) -> dict[str, type[Environment]]:
+    """The environments of ``toolbox.environments`` by their names. Raises BadConfig, and what adapters raise."""
     key, selected = "toolbox.environments", dict[str, type[Environment]]()
-    for reference in names:
-        kind = load_reference(reference, key)
+    for reference in settings.environments:
+        if (adapted := _ADAPTED.fullmatch(reference)) is not None:
+            kind = ADAPTERS[adapted["kind"]](adapted["rest"], settings)
+            if adapted["name"]:
+                kind = type(kind.__name__, (kind,), {"name": adapted["name"]})
+        else:
+            kind = load_reference(reference, key)
         if not (isinstance(kind, type) and issubclass(kind, Environment)):
             raise BadConfig(
                 f"{key}: {reference} is no Environment", fix="derive it from pixelis.operations.Environment"
@@ -84,9 +110,24 @@ def select_environments(names: Iterable[str]) -> dict[str, type[Environment]]:
         if missing := [name for name in ("name", "actions") if not getattr(kind, name, None)]:
             raise BadConfig(f"{key}: {reference} lacks {', '.join(missing)}", fix="see docs/operations.md")
         if kind.name in selected:
-            raise BadConfig(f"{key}: two environments are called {kind.name!r}", fix="keep one of them")
+            raise BadConfig(
+                f"{key}: two environments are called {kind.name!r}",
+                fix="keep one of them, or write NAME= before an entry of another system",
+            )
         selected[kind.name] = kind
     return selected
+
+
+def server_url(source: str, rest: str) -> str:
+    """The URL of an entry ``KIND+https://...``, or ``KIND+http://...`` on this machine. Raises BadConfig."""
+    url = urlsplit(rest.removeprefix("+"))
+    host = url.hostname or ""
+    if url.scheme not in ("http", "https") or not host:
+        raise BadConfig(f"{source} has no URL", fix="write +https://HOST/PATH after its first word")
+    is_here = host == "localhost" or host == "::1" or host.startswith("127.")
+    if url.scheme == "http" and not is_here:
+        raise BadConfig(f"{source} is not encrypted", fix="use https: http is for this machine alone")
+    return url.geturl()
 
 
 def environment_of(
@@ -94,7 +135,9 @@ def environment_of(
 ) -> type[Environment] | None:
     """The environment of a question, if it has one. Raises BadInput ``unknown_environment``."""
     if question.environment is None:
-        return None
+        first = next(iter(environments.values()), None)
+        is_implied = len(environments) == 1 and first is not None and first.is_default
+        return first if is_implied and question.tools is None else None
     if question.environment not in environments:
         raise BadInput(
             f"question {question.id} needs the environment {question.environment[:40]!r}, known are "
@@ -111,7 +154,11 @@ def start(
     """A new environment for an episode, and what it shows first; episodes of one question start alike."""
     environment = kind()
     seed = int.from_bytes(hashlib.blake2b(f"{run_seed} {question.id}".encode(), digest_size=4).digest())
-    return environment, environment.reset(question, media, seed)
+    try:
+        return environment, environment.reset(question, media, seed)
+    except BaseException:
+        environment.close()
+        raise
 
 
 def observe(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import math
@@ -59,6 +60,13 @@ def load_image(
             scale = max(1.0, math.sqrt(image.width * image.height / draft))
             image.draft(None, (math.ceil(image.width / scale), math.ceil(image.height / scale)))
         return rgb(image)
+
+
+def png_url(picture: np.ndarray) -> str:
+    """A picture, uint8 [h, w, 3], as a PNG in a ``data:`` URL."""
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 @contextlib.contextmanager
