@@ -262,9 +262,7 @@ class Generator:
         added = {e.trajectory.id: e.views[len(views) :] if e.trajectory.images else None for e in episodes}
         return group, added, await first_views(question.media, images, views, request.known)
 
-    async def _open(
-        self, media: Sequence[Media], request: RolloutRequest
-    ) -> tuple[Opened, InitialViews]:
+    async def _open(self, media: Sequence[Media], request: RolloutRequest) -> tuple[Opened, InitialViews]:
         pictures = {item.id: request.pictures[item.id] for item in media if item.id in request.pictures}
         return await self.tools.open(list(media), pictures)
 

@@ -177,7 +177,9 @@ def encode_action(action: Action | None, answer: str | None) -> list[float]:
         return vector
     vector[OPERATIONS.index(action.op) if action.op in OPERATIONS else 7] = 1.0
     offset = COORDINATES
-    places = {"box": 4, "point": 2, "center": 2} if action.target else {}  # else of a scale that we do not know
+    places = (
+        {"box": 4, "point": 2, "center": 2} if action.target else {}
+    )  # else of a scale that we do not know
     for name, length in places.items():
         values = action.arguments.get(name)
         if isinstance(values, (list, tuple)) and len(values) == length:
