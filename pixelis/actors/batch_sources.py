@@ -115,7 +115,6 @@ class RolloutSource(BatchSource):
         self.incarnation = int(sum_over_workers([float(incarnation)])[0])
 
     def next(self) -> LearnerBatch | None:
-        """This worker's groups with KL penalties of rewards and advantages of tokens, if configured."""
         share = self._share()
         if share is None:
             return None

@@ -92,7 +92,6 @@ class Canary:
         return await self._judge(version, [(item.question, shown(item.question)) for item in items])
 
     def keep(self, question: str, pictures: Mapping[str, Stored]) -> None:
-        """Keep the stored pictures of a new traffic question, by media id, until it is judged."""
         self.traffic[question] = dict(pictures)
 
     async def _judge(

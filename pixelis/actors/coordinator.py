@@ -275,7 +275,6 @@ class Coordinator:
         return True
 
     def _account(self, batch: RolloutBatch) -> None:
-        """Record the batch: question numbers for checkpoints, ``consumed.jsonl`` and ``rollouts.jsonl``."""
         if self.bad_rows:
             batch.metrics["rollout/bad_rows"] = float(self.bad_rows.total())
         batch.metrics |= self.evaluations.take_metrics()

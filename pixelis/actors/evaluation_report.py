@@ -22,7 +22,6 @@ from pixelis.evaluation.outputs import file_name
 from pixelis.records import Group
 
 BATCH = 8
-"""Questions that are embedded at once."""
 
 
 def choose_with_causes(

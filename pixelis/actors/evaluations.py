@@ -51,7 +51,6 @@ class Evaluations:
         task.add_done_callback(self.running.discard)
 
     async def wait(self) -> None:
-        """Return when the evaluations during training have ended and their pages are written."""
         while self.running:
             await asyncio.gather(*self.running, return_exceptions=True)
 

@@ -24,7 +24,6 @@ from pixelis.telemetry.metrics import count, publish
 log = logging.getLogger(__name__)
 
 AUDITED = ("evolve/kl", "evolve/lr", "evolve/beta", "evolve/confidence", "policy/loss", "policy/grad_norm")
-"""Metrics of an update that the audit log has."""
 
 STALE_S = 60.0
 """Age at which the metrics of a gateway are ignored."""

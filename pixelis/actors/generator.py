@@ -308,8 +308,6 @@ async def _traced_episode(session: Session, *arguments: Any, **details: Any) -> 
 
 
 class TracedSession:
-    """A session with a span for each generated turn."""
-
     def __init__(self, session: Session):
         self.session = session
 

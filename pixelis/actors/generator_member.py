@@ -78,7 +78,6 @@ class Reservation:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The original exception of an actor that was called by an actor."""
     while isinstance(error, RayTaskError) and error.cause is not None and error.cause is not error:
         error = error.cause
     return error

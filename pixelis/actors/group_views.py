@@ -125,7 +125,6 @@ async def first_views(
 
 
 PictureViews = dict[str, list[Stored]]
-"""Trajectory id -> its stored views."""
 
 
 class UpdatePictures:

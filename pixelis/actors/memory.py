@@ -213,7 +213,6 @@ class Memory:
         return await self._call_owner("pictures", id)
 
     async def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
-        """At most ``limit`` experiences, newest first: of ``user``, after the position ``after``, if given."""
         rows = [pair for part in await self._call_all("list_rows", limit, after, user) for pair in part]
         rows.sort(key=lambda pair: (-pair[0], pair[1][0]))
         return [experience(row) for _, row in rows[:limit]]

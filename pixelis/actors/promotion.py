@@ -24,10 +24,8 @@ from pixelis.files import write_json
 from pixelis.records import PolicyVersion, VersionStatus
 
 MAX_CURVE = 1000
-"""Judgements kept for the canary curve."""
 
 AuditWriter = Callable[[str, str, str, str, dict[str, Any]], Awaitable[None]]
-"""Writes an audit event: event, actor, action, result, details."""
 
 
 class Promotion:

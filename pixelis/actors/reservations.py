@@ -57,7 +57,6 @@ def learner_bundle(config: Config) -> Bundle:
 
 
 def generator_bundles(config: Config, gpus: float | None = None) -> tuple[Bundle, ...]:
-    """Bundles of a generator, with other gpus than the engine's if given, and of its toolboxes."""
     engine, toolbox = config.engine, config.toolbox
     share = 1 - LEARNER_SHARE if engine.colocate else 1
     generator = bundle(engine.cpus, engine.gpus * share if gpus is None else gpus)

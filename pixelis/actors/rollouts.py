@@ -237,5 +237,4 @@ def measured(group: Group, accuracy: Mapping[str, float]) -> Group:
 
 
 def abstains(group: Group) -> bool:
-    """Whether the rollouts voted without a majority."""
     return any(t.unscored in NO_MAJORITY for t in group.trajectories)

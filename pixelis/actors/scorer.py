@@ -91,7 +91,6 @@ class Scorer:
         return self.grader.state()
 
     def load(self, state: bytes | None) -> None:
-        """Load the state of a checkpoint; None: the initial state."""
         with self.lock:
             if self.stateful:
                 self.grader.load(state or self.initial)

@@ -39,7 +39,6 @@ from pixelis.telemetry.metrics import count
 Pictures = dict[str, np.ndarray | Clip]
 """Images, uint8 [H, W, 3] at full resolution, and clips by media id."""
 Objects = dict[str, dict[str, Any]]
-"""Objects found by earlier operations of an episode, by id."""
 InitialViews = tuple[list[ImageView], list[np.ndarray]]
 """Records and uint8 arrays of the views that a question starts with."""
 Outcome = tuple[Observation, list[np.ndarray]]
@@ -48,7 +47,6 @@ Outcome = tuple[Observation, list[np.ndarray]]
 log = logging.getLogger(__name__)
 
 RESULT_BYTES = 128_000_000
-"""Limit on the size of an operation's result."""
 LINUX = sys.platform == "linux"
 
 

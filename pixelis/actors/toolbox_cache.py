@@ -26,8 +26,6 @@ NAMES_IDS = ("unknown_object", "bad_target")
 
 
 class ByteCache:
-    """The most recently used values by key, of at most ``max_bytes`` in total."""
-
     def __init__(self, max_bytes: int):
         self.max_bytes, self.bytes = max_bytes, 0
         self.values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()

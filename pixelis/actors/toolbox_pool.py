@@ -30,9 +30,7 @@ from pixelis.operations.video import Clip
 from pixelis.records import Action, ImageView, Media
 
 QUICK_BATCH = 64
-"""Most quick calls in a batch."""
 OPEN_BATCH = 16
-"""Most questions whose images are opened in a batch."""
 BATCH_SHARE = 0.25
 """Share of the timeout that a batch gets. The rest is left to retry its jobs one by one."""
 GRACE_S = 0.5

@@ -309,7 +309,6 @@ def _put_for_review(
 
 
 def representative(task: UpdateTask) -> Trajectory:
-    """The first trajectory that gave the task's label."""
     return next((t for t in task.trajectories if agrees(t.answer, task.pseudo_label)), task.trajectories[0])
 
 

@@ -36,7 +36,6 @@ class Section(BaseModel):
 
 
 def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
-    """``base`` overridden by ``top``, section by section."""
     out = dict(base)
     for key, value in top.items():
         out[key] = (
@@ -164,7 +163,6 @@ SYNONYMS = {
 
 
 def unknown_keys(root: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The unknown keys of nested ``values``, each with a suggestion."""
     unknown = _unknown_paths(root, values, prefix)
     existing = [path for path, *_ in leaf_keys(root, prefix)] if unknown else []
     messages = []

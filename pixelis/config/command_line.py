@@ -155,7 +155,6 @@ def _entry(path: str, kind: str, default: object, description: str) -> str:
 
 
 def _overview(job: str) -> str:
-    """One line for each key of the job's sections, and for each other section."""
     width = max(80, min(140, shutil.get_terminal_size((120, 24)).columns))
     own, rows, lines = SECTIONS.get(job, ()), leaf_keys(Config), []
     for section in own:

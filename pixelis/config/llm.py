@@ -21,5 +21,4 @@ class LlmConfig(Section):
 
     @property
     def total_timeout_s(self) -> float:
-        """Timeout of all requests for a reply, with the pauses between them."""
         return self.tries * self.timeout_s

@@ -30,8 +30,6 @@ ALTERNATIVES = {"sft.steps": "sft.epochs", "rft.steps": "rft.epochs"}
 
 
 class Layer(NamedTuple):
-    """The values of one file and its name."""
-
     name: str
     values: dict[str, Any]
 
@@ -135,7 +133,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _layers(path: Path, seen: tuple[Path, ...]) -> list[Layer]:
-    """A file and those that it extends, the lowest first."""
     path = path.resolve()
     if path in seen:
         raise BadConfig(f"{path.name} extends itself through {' -> '.join(p.name for p in seen)}")
@@ -168,7 +165,6 @@ def _replaced(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without(values: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """``values`` without the keys of ``settings``."""
     out = {}
     for key, value in values.items():
         if key not in settings:
@@ -187,7 +183,6 @@ def _holds(values: Any, path: str) -> bool:
 
 
 def split_override(override: str) -> tuple[str, str]:
-    """Key and text of ``key.path=value``."""
     key, eq, text = override.partition("=")
     if not eq or not key:
         raise BadConfig(

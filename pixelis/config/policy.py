@@ -58,7 +58,6 @@ class PolicyConfig(Section):
 
     @property
     def trains_vision_tower(self) -> bool:
-        """Whether updates change the features of pictures."""
         return not self.freeze_vision_tower if self.full else self.lora.vision_tower
 
 
@@ -76,7 +75,6 @@ class PolicyStoreConfig(Section):
 
     @property
     def streams(self) -> bool:
-        """Whether versions are broadcast."""
         return self.transfer != "object"
 
     def newest(self, full: bool) -> int:

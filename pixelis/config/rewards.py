@@ -248,7 +248,6 @@ class RewardsConfig(Section):
 
     @property
     def stateful(self) -> bool:
-        """Whether scores depend on earlier scores."""
         return bool(self.normalise.terms) or self.learns_dynamics
 
     @property

@@ -26,7 +26,6 @@ class PartWeightsConfig(Section):
 
     @property
     def equal(self) -> bool:
-        """Whether all weights are 1."""
         return self.think == self.call == self.arguments == self.answer == 1
 
     @model_validator(mode="after")

@@ -40,8 +40,6 @@ class BadRow(NamedTuple):
 
 
 class UniqueIds:
-    """Finds rows whose id an earlier row of the source has."""
-
     def __init__(self) -> None:
         self.seen = set[int]()
 

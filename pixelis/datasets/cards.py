@@ -78,8 +78,6 @@ PHOTOGRAPHS = {
 
 @dataclass(frozen=True)
 class Card:
-    """One framed digit and how it is printed; corner in pixels."""
-
     colour: str
     digit: int
     left: int
@@ -147,8 +145,6 @@ class Background:
 
 
 class World:
-    """Draws scenes over backgrounds."""
-
     def __init__(self, backgrounds: Sequence[Background]):
         self.backgrounds = backgrounds
 
@@ -160,7 +156,6 @@ class World:
         return (pixels * np.asarray(scene.light, np.float32)).astype(np.uint8)
 
     def cut(self, scene: Scene) -> tuple[int, int, int]:
-        """The number of a scene's background, and the left and top of its cut."""
         which, u, v = scene.background
         number = int(which * len(self.backgrounds))
         return number, *self.backgrounds[number].origin(u, v)

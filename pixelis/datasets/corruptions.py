@@ -27,8 +27,6 @@ SIDE = 244
 
 
 class Corruption(NamedTuple):
-    """A kind of corruption and its severity, 1..5."""
-
     kind: str
     severity: int
 
@@ -244,4 +242,3 @@ KINDS: dict[str, tuple[Callable[..., Pixels], tuple]] = {
     "pixelate": (pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),
     "jpeg_compression": (jpeg_compression, (25, 18, 15, 10, 7)),
 }
-"""Function and parameters by severity of each kind."""

@@ -23,8 +23,6 @@ BACKOFF = 2.0
 
 
 class Curriculum:
-    """The stage and its mixture of levels, which evaluations advance or roll back."""
-
     def __init__(self, settings: config.SftCurriculumConfig):
         self.settings = settings
         self.state: dict[str, Any] = {

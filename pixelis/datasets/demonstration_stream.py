@@ -71,7 +71,6 @@ def fill_store(config: Config, folder: Path) -> DemonstrationStore:
 
 
 def store_settings(config: Config) -> dict[str, Any]:
-    """The settings that determine which demonstrations are stored."""
     return {
         "data.demonstrations": config.data.demonstrations,
         "data.limit": config.data.limit,

@@ -37,8 +37,6 @@ from pixelis.records import (
 
 
 class Player:
-    """Plays demonstrations as the run's dialect and operations see them."""
-
     def __init__(self, config: Config, model_folder: str):
         self.config, tokenizer = config, load_tokenizer(model_folder)
         self.spec = load_spec(model_folder, tokenizer, config.policy.family)
@@ -181,7 +179,6 @@ class Player:
         return results
 
     def _verbatim(self, step: Step) -> Verbatim | None:
-        """The turn of the row, if that is in the dialect of the run."""
         verbatim = step.verbatim
         return verbatim if verbatim is not None and verbatim.dialect == self.renderer.dialect.name else None
 

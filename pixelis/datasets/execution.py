@@ -84,8 +84,6 @@ def stream_context(ahead_bytes: int | None = None) -> DataContext:
 
 
 class Parts(Datasource):
-    """Ray Data's source of rows, one task for each reading."""
-
     def __init__(self, name: str, reads: list[Read]):
         super().__init__()
         self.name, self.reads = name, reads
@@ -133,8 +131,6 @@ def execute(
 
 
 class ChangeTexts:
-    """Applies a `Change` to batches of rows."""
-
     def __init__(self, change: Change):
         self.change = change.make(*change.arguments)
 

@@ -37,7 +37,6 @@ class Labels(NamedTuple):
 
 
 OnLabels = Callable[[str, Labels], None]
-"""Receives the id of a question and its labels."""
 
 
 def mask_truths(row: dict[str, Any], columns: Collection[str] = MASKED) -> dict[str, Any]:

@@ -56,7 +56,6 @@ PAGE = (
     "histogram of grey values:",
     ">>> markers = np.zeros_like(coins)",
 )
-"""The text of scikit-image's page."""
 SIGNS = (
     "Library Bakery Museum Harbour Station Garden Market Pharmacy Exit Entrance Closed Open Welcome Danger "
     "Platform Ticket Office Coffee Sugar Butter Orange Winter Summer Monday Friday North South Bridge Castle "
@@ -121,7 +120,6 @@ def shapes(item: Item) -> Question:
 
 
 def _with_copy(question: Question, item: Item, board: np.ndarray) -> Question:
-    """The board and a copy of it, in which half of the time one shape has another colour."""
     assert question.annotations is not None
     rng, copy = np.random.default_rng([item.seed, item.index, 1]), board.copy()
     regions = [

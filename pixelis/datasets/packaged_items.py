@@ -33,8 +33,6 @@ CUT_OUTS = tomllib.loads(Path(__file__).with_name("cut_outs.toml").read_text(enc
 
 @dataclass(frozen=True)
 class Item:
-    """One numbered question of a packaged set, and its random numbers."""
-
     name: str
     split: str
     seed: int

@@ -41,7 +41,6 @@ INKS = {
     (165, 42, 42): "brown",
     (0, 128, 128): "teal",
 }
-"""The inks of easy-vqa."""
 PHRASE_WORDS = (1, 1, 2, 3)
 
 

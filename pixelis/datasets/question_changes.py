@@ -28,7 +28,6 @@ PROMPTS = {
     "functions alone."
     "{% else %}Answer with a number alone.{% endif %}",
 }
-"""Templates that ship with Pixelis."""
 _OPTION = re.compile(r"(?<![A-Za-z])\(?([AB])[.):]\s*\S")
 _NAMED = re.compile(r"(\s*[(\[]?)([A-Za-z])(?=[)\]]|[.:](?:\s|$)|\s*$)")
 """An answer that begins with the letter of an option: ``A``, ``(A).``, ``A. text``."""
@@ -53,8 +52,6 @@ def question_changes(source: str, options: Mapping[str, str | None]) -> Callable
 
 
 class PromptTemplate:
-    """A compiled template. MissingFile, BadInput."""
-
     def __init__(self, name: str):
         self.name, path = name, Path(name)
         if name not in PROMPTS and not path.is_file():

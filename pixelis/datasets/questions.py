@@ -25,7 +25,6 @@ SHUFFLE_ROWS = 10_000
 SHARE_ROWS = 1000
 """A share of bad rows is checked after this many rows, and at the end of the source."""
 MAX_REPORTED = 5
-"""Bad rows that an error lists."""
 _MODULES = {"cards": "card_questions", "packaged": "packaged", "rows": "formats"}
 """Imported on use."""
 
@@ -162,7 +161,6 @@ def read_rows(
 
 
 def is_annotated(source: str) -> bool:
-    """Whether a source is read as a whole."""
     return source.startswith("packaged:") or readers.is_dataset(source)
 
 

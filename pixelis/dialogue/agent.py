@@ -36,8 +36,6 @@ TextCallback = Callable[[str], None]
 
 
 class Tools(Protocol):
-    """Runs pixel operations for the agent."""
-
     async def execute(
         self, action: Action, images: list[ImageView], objects: dict[str, dict[str, Any]]
     ) -> Outcome:

@@ -36,7 +36,6 @@ def autocontrast(values: UInt8[np.ndarray, "pixel channel"]) -> Line:
 
 
 FITS: Mapping[str, Callable[[np.ndarray], Line]] = {"grey_world": grey_world, "autocontrast": autocontrast}
-"""Functions by the names of `serve.augmentations`."""
 
 
 def alternate(names: Sequence[str], samples: int) -> list[str | None]:
@@ -45,8 +44,6 @@ def alternate(names: Sequence[str], samples: int) -> list[str | None]:
 
 
 class Correction:
-    """An augmentation fitted to the pictures of a question."""
-
     def __init__(self, name: str, views: Sequence[Pixels]):
         gain, offset = FITS[name](np.concatenate([view.reshape(-1, 3) for view in views]))
         levels = np.arange(256.0)[:, None] * gain + offset
@@ -57,7 +54,6 @@ class Correction:
 
 
 def corrected(trajectory: Trajectory, views: Sequence[Pixels], name: str) -> list[Pixels]:
-    """The views of a trajectory as an `AugmentedSession` of this name shows them."""
     prompt = itertools.takewhile(lambda turn: not turn.is_policy, trajectory.turns)
     first = sum(len(turn.images) for turn in prompt)
     return [*map(Correction(name, views[:first]), views)] if first else list(views)

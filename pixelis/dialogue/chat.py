@@ -64,7 +64,6 @@ class ChatConversation:
     def begin(
         self, question: Question, images: Sequence[ImageView], views: Sequence[np.ndarray]
     ) -> list[Turn]:
-        """The system message, the earlier exchanges and the question."""
         self._add_pictures(images, views)
         turns = list[Turn]()
         if self.instruct:
@@ -88,7 +87,6 @@ class ChatConversation:
         return reply.turn(message.transcript), reply, StopReason.LENGTH if message.truncated else None
 
     def observe(self, results: Sequence[Outcome], images_so_far: int) -> list[Turn]:
-        """One message with the observations of a turn."""
         turns, content = list[Turn](), list[Message]()
         for place, (observation, views) in enumerate(results):
             self._add_pictures(observation.images, views)

@@ -192,7 +192,6 @@ class Renderer:
 
     @property
     def _thinks(self) -> bool:
-        """Whether the policy's turn begins inside a thought."""
         return bool(self._begun) and "</think>" not in self._begun
 
     @property

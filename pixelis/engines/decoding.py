@@ -309,7 +309,6 @@ class Output:
         chosen: Int[Tensor, " alive"],
         probabilities: Float[Tensor, "alive vocab"],
     ) -> None:
-        """Add the `chosen` tokens of the `alive` rows that are `going`."""
         rows, most = alive[going], self.top_tokens.shape[2]
         self.tokens[rows, step] = chosen[going]
         self.log_probs[rows, step] = probabilities.gather(1, chosen[:, None])[going, 0].log()

@@ -129,7 +129,6 @@ def compare(scores: Scores, reference: str) -> list[dict[str, Any]]:
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """A comparison in words: over seeds, over questions only, or no difference."""
     if row["p_holm"] > ALPHA:
         return "no difference seen"
     direction = "higher" if row["difference"] > 0 else "lower"

@@ -70,7 +70,6 @@ def expected_calls(group: Group) -> list[ExpectedCall]:
 
 
 def executed_calls(trajectory: Trajectory) -> list[Call]:
-    """The calls of an episode that were executed, failed ones included, in order."""
     calls = []
     for number, turn in enumerate(trajectory.turns):
         if turn.is_policy:
@@ -152,7 +151,6 @@ def _frames_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
 
 
 def _track_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
-    """Mean IoU of the best track over the frames of the true one."""
     tracks = [track for call in calls for track in tracks_of(call, truth.media)]
     boxes = truth.track or {}
     overlaps = [
@@ -163,7 +161,6 @@ def _track_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
 
 
 def tracks_of(call: Call, media: str) -> list[dict[int, Box]]:
-    """The boxes by frame of each track of a call in this clip."""
     tracks = [track for track in call.observation.data.get("tracks", []) if track.get("root") == media]
     return [dict(zip(track["frames"], track["boxes"], strict=True)) for track in tracks]
 

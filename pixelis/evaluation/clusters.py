@@ -19,7 +19,6 @@ from pixelis.evaluation.statistics import wilson
 from pixelis.records import Group
 
 EXAMPLES = 4
-"""Wrong answers shown of each cluster."""
 WORDS = 4
 WORD_SHARE = 0.1
 """Smallest share of a cluster's questions that have one of its words."""
@@ -31,7 +30,6 @@ SAME = 1e-5
 
 
 def require_questions(count: int, clusters: int, source: str) -> None:
-    """Raise BadInput for fewer than two questions by cluster."""
     if count < 2 * clusters:
         message = f"{source} has {count} questions, too few for evaluate.clusters={clusters}"
         raise BadInput(message, fix=f"lower evaluate.clusters to {count // 2}, or evaluate more questions")

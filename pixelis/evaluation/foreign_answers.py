@@ -38,7 +38,6 @@ def rows_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ids(questions: Sequence[Question]) -> dict[str, str]:
-    """Our id and, where it is unique, the data set's id of each question -> our id."""
     counts = Counter(str(question.meta.get("original_id")) for question in questions)
     originals = {id: q.id for q in questions if counts[id := str(q.meta.get("original_id"))] == 1}
     return {**originals, **{question.id: question.id for question in questions}}
@@ -100,7 +99,6 @@ def episodes(
 def with_scores(
     rows: Iterable[Mapping[str, Any]], groups: Sequence[Group], answers: Mapping[str, str | None]
 ) -> list[dict[str, Any]]:
-    """The rows with ``score``, ``extracted_answer`` and the cause of being ``unscored``."""
     left = {group.question.id: list(group.trajectories) for group in groups}
     order, result = [group.question.id for group in groups], []
     ids = _ids([group.question for group in groups])

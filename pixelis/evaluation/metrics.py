@@ -59,7 +59,6 @@ def evaluation_metrics(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 
 
 def correctness(items: Iterable[Group | Trajectory]) -> dict[str, float]:
-    """Question id -> mean accuracy of its scored episodes."""
     scores, _ = _scores(_flatten(items))
     return {question: sum(values) / len(values) for question, values in scores.items()}
 
@@ -82,7 +81,6 @@ def exploration_efficiency(calls: Sequence[Hashable]) -> float:
 
 
 def calls_of(trajectory: Trajectory) -> list[tuple[str, str, str]]:
-    """The calls of an episode in order, as operation, target and arguments."""
     return [
         (action.op, action.target, json.dumps(action.arguments, sort_keys=True, default=str))
         for turn in trajectory.replies

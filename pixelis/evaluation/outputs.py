@@ -19,11 +19,9 @@ from pixelis.rewards.services import Services
 from pixelis.rewards.terms import Context, curiosity_bonus, efficiency
 
 Answers = Mapping[str, str | None]
-"""Extracted answer by trajectory."""
 
 
 def files(system: System, name: str, groups: Sequence[Group], answers: Answers, model: str) -> dict[str, str]:
-    """The text of each file by its path, for the evaluation ``name`` of ``model``."""
     return _WRITERS[system](name, groups, answers, model)
 
 

@@ -277,7 +277,6 @@ def _agreement(
 
 
 def _with_interval(statistic: Callable[[np.ndarray], float | None], table: Sequence[Any]) -> dict[str, Any]:
-    """Percentile bootstrap over the items of a table [items, ...]."""
     rows, rng = np.asarray(table), np.random.default_rng(0)
     draws = (statistic(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(RESAMPLES))
     known = [value for value in draws if value is not None]

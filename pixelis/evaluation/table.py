@@ -86,7 +86,6 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _clusters(clusters: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Those that are wrong more often than the others."""
     for number, cluster in enumerate(clusters, 1):
         if is_notable(cluster):
             rate = f"wrong {_value(cluster['error_rate'], cluster['ci95'])} of {cluster['questions']}"

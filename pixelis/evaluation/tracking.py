@@ -18,8 +18,6 @@ OUTWEIGHS = 1000.0
 
 @dataclass
 class TrackingScores:
-    """Counts over clips, from which HOTA, IDF1 and MOTA follow."""
-
     hota_counts: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     """Of each clip, for each alpha: TP, FN and FP [3, A], and the sum of the association score over the TP
     [A].

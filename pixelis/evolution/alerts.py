@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 FILE = "alerts.jsonl"
 RECENT = 200
-"""Alerts that are kept in memory."""
 WEBHOOK_VARIABLE = "PIXELIS_ALERT_WEBHOOK"
 """Environment variable with the URL that alerts are posted to."""
 WEBHOOK_TIMEOUT_S = 5.0

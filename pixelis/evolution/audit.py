@@ -41,7 +41,6 @@ EVENTS: tuple[str, ...] = get_args(Event)
 RESULTS: tuple[str, ...] = get_args(Result)
 
 FOLDER = "audit"
-"""Name of the log's folder in a run."""
 GENESIS = "0" * 64
 """``previous`` of the first line of a log."""
 RECENT = 200
@@ -90,7 +89,7 @@ def parse(line: bytes) -> AuditEvent | None:
         return None
 
 
-# -- writing -------------------------------------------------------------------------------------------------
+# -- writing
 
 
 class AuditLog:
@@ -264,7 +263,7 @@ class AuditLog:
         self.close()
 
 
-# -- reading -------------------------------------------------------------------------------------------------
+# -- reading
 
 
 class Anchor(NamedTuple):

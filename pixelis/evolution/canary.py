@@ -181,6 +181,5 @@ class PromotionHistory:
 
 
 def accuracy(scores: Scores) -> float:
-    """Mean of the known scores; 0 when there is none."""
     scored = [score for score in scores.values() if score is not None]
     return math.fsum(scored) / len(scored) if scored else 0.0

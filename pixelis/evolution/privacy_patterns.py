@@ -21,7 +21,6 @@ WEIGHTS = {
     ),
     **dict.fromkeys(("AWS_KEY", "API_KEY"), 10),
 }
-"""Risk score of a match by category."""
 
 CATEGORIES = tuple(WEIGHTS)
 MARK = rf"\[(?:{'|'.join(CATEGORIES)}|TEXT)_[0-9a-f]{{6}}\]"

@@ -94,7 +94,7 @@ class ReviewQueue:
         with self.lock:
             self.store.close()
 
-    # -- writing ---------------------------------------------------------------------------------------------
+    # -- writing
 
     def put(
         self,
@@ -136,7 +136,7 @@ class ReviewQueue:
                 self.store.executemany("INSERT INTO parts VALUES (?,?,?,?,?)", parts)
         return bool(inserted)
 
-    # -- reading ---------------------------------------------------------------------------------------------
+    # -- reading
 
     def reviews(self, state: State | None = "waiting", limit: int = 100) -> list[Review]:
         """At most ``limit`` reviews in this state (None: any), waiting ones oldest first."""
@@ -149,11 +149,9 @@ class ReviewQueue:
         return _review(rows[0]) if rows else None
 
     def pictures(self, id: str) -> dict[str, bytes]:
-        """PNG bytes by image id of the shown trajectory."""
         return {row["name"]: row["data"] for row in self._parts(id, "picture")}
 
     def views(self, id: str) -> dict[str, list[np.ndarray]]:
-        """The uint8 views by trajectory id, as they were put."""
         review = self.get(id)
         views: dict[str, list[np.ndarray]] = {t.id: [] for t in review.task.trajectories} if review else {}
         for row in self._parts(id, "view"):
@@ -191,7 +189,7 @@ class ReviewQueue:
         )
         return dict(row)
 
-    # -- decisions -------------------------------------------------------------------------------------------
+    # -- decisions
 
     def decide(
         self,
@@ -267,7 +265,7 @@ class ReviewQueue:
         """Remove the tasks of these approved updates, which were learnt from or given up."""
         self._write("UPDATE reviews SET task=NULL WHERE id=? AND state='approved' AND task NOTNULL", ids)
 
-    # -- removing --------------------------------------------------------------------------------------------
+    # -- removing
 
     def forget(self, experience_ids: Sequence[str]) -> int:
         """Remove the reviews of these experiences with their pictures; returns their number."""
@@ -289,7 +287,7 @@ class ReviewQueue:
     def _truncate_wal(self) -> None:
         self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    # -- SQLite ----------------------------------------------------------------------------------------------
+    # -- SQLite
 
     def _rows(self, sql: str, values: tuple = ()) -> list[sqlite3.Row]:
         with self._failures(), self.lock:

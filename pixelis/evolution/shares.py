@@ -50,7 +50,6 @@ class NearQuestions:
         self.count = 0
 
     def group(self, text: str, picture: UInt8[np.ndarray, "height width 3"] | None) -> str:
-        """The name of the question's group, perhaps a new one."""
         # The text without case, punctuation, blanks and invisible characters.
         words = re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", text).casefold())
         look = np.full(SIDE * SIDE, -1e3, np.float32)
@@ -156,7 +155,6 @@ class Shares:
         return True
 
     def _fill(self, waiting: Sequence[Source], order: Sequence[int], size: int) -> list[int]:
-        """The first tasks of ``order``, at most ``size``, that fit the caps of batch and candidate."""
         users = _Cap(self.cap, size, Counter(source.user for source in self.counted))
         questions = _Cap(
             self.config.max_share_per_question, size, Counter(source.question for source in self.candidate)

@@ -67,7 +67,6 @@ class TrafficQuestions:
         self.items = items[-self.config.traffic :] if self.config.traffic else []
 
     def save(self) -> None:
-        """Store new questions and delete the files of the others."""
         if self.folder is None:
             return
         try:
@@ -105,7 +104,6 @@ class TrafficQuestions:
     def add(
         self, task: UpdateTask, question: Question, source: Source, pictures: Mapping[str, np.ndarray]
     ) -> None:
-        """Take a task, with the question's original pictures by media id."""
         shapes = {id: picture.shape for id, picture in pictures.items()}
         media = [
             m.model_copy(update={"height": shapes[m.id][0], "width": shapes[m.id][1]}) for m in question.media
@@ -120,7 +118,6 @@ class TrafficQuestions:
         return self._keep(lambda item: item.experience_id not in experience_ids)
 
     def expire(self, before: float) -> int:
-        """Remove the questions asked before a time in seconds since the epoch."""
         return self._keep(lambda item: item.created_at >= before)
 
     def _keep(self, condition: Callable[[TrafficQuestion], bool]) -> int:

@@ -73,7 +73,6 @@ def as_question_group(task: UpdateTask, question: Question | None) -> Group:
 
 
 def _without_labels(group: Group) -> Group:
-    """A copy without true answers, and without rewards and advantages computed from them."""
     cleared: dict[str, Any] = {"rewards": {}, "weighted": {}}
     cleared |= dict.fromkeys(("reward", "unscored", "advantage"))
     return group.model_copy(

@@ -25,6 +25,4 @@ FAMILIES = Registry(
 GENERIC = "generic"
 """Value of policy.family for `pixelis.families.generic`, which also takes transformers' other vision-language models."""
 DEFAULT = "qwen2_5_vl"
-"""Family of `pixelis tiny-model`."""
 NANO = "qwen3_vl"
-"""Family of the embedded model."""

@@ -115,7 +115,6 @@ def model_config(folder: str | Path, family: str | None = None) -> dict[str, Any
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model folder, offline."""
     folder = Path(folder)
     if (folder / "tokenizer.json").is_file():
         # The file is complete; AutoTokenizer would import torch and all model configurations.

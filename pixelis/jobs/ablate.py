@@ -175,7 +175,6 @@ def run_trials(ablation: AblationConfig, remaining: Sequence[Trial], address: st
 
 
 def show_plan(ablation: AblationConfig) -> None:
-    """Print trials, differences and folders; check the inputs of each arm, whose name is in the errors."""
     every = trials(ablation)
     configs = {trial.arm: trial.config for trial in every if trial.seed == ablation.seeds[0]}
     seeds = ", ".join(map(str, ablation.seeds))

@@ -105,7 +105,6 @@ def curves(
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The arms with their difference from the reference as text, and what the ablation cannot see."""
     compared = {row["arm"]: row for row in report["comparisons"]}
     width = max(len(row["arm"]) for row in report["arms"])
     interval = f"{'95 %':16}"
@@ -123,7 +122,6 @@ def table(report: Mapping[str, Any]) -> str:
 
 
 def limits(report: Mapping[str, Any]) -> str:
-    """What the ablation cannot see, and which trials it leaves out."""
     seeds, size = len(report["seeds"]), report["detectable"]
     text = f"{report['questions']} questions, {seeds} seed{'s' * (seeds != 1)}. "
     if size is None:

@@ -21,7 +21,6 @@ from pixelis.jobs import evaluate, rft, sft, ttrl
 from pixelis.jobs.driver import driver, run_folder
 
 TRAINED = "trained.json"
-"""File with the trained checkpoint."""
 
 
 def run(stage: str, config: Config) -> None:

@@ -43,7 +43,6 @@ SMALL |= {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_
 
 
 def prepare(folder: Path, family: str | None, target: Path) -> tuple[Path, dict[str, str]]:
-    """The folder to check, and where each of its parts comes from."""
     raw = model_config(folder, family)
     parts = dict.fromkeys(("configuration", "tokenizer", "chat template", "weights"), "original")
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -144,7 +143,6 @@ def certificate(
 
 
 def show(row: dict[str, Any]) -> None:
-    """Print a certificate as a table, and what each failure means."""
     import rich
     from rich.table import Table
 

@@ -61,7 +61,6 @@ Answerer = Callable[[Question], Awaitable[dict[str, Any]]]
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    """The options of the command; `rest` are the words of the configuration. Raises BadConfig."""
     parser = CommandParser("answer")
     parser.add_argument("source", metavar="FILE")
     parser.add_argument("--url")
@@ -229,7 +228,6 @@ async def local_agent(config: Config, actors: placement.Actors) -> Answerer:
 
 
 def settings_of(config: Config, url: str | None) -> str:
-    """Identifies what determines the answers."""
     parts: dict[str, Any] = {"source": config.data.evaluate, "url": url}
     if url is None:
         parts["config"] = config.model_dump(

@@ -138,7 +138,6 @@ def prompt(s: Subject) -> Measured:
 
 
 def coordinates(s: Subject) -> Measured:
-    """A call, written by the family and read in the scale of the training."""
     needs_images(s)
     box, images = (0.25, 0.25, 0.5, 0.75), [ImageView(id="img0", view_size=(1200, 800))]
     turn = s.renderer.assistant(Action(op="zoom_in", arguments={"box": box}, target="img0"), images=images)

@@ -123,7 +123,6 @@ class ChatModel:
         return await self.play(conversation, question, seed, sample, [view for view, _ in shown])
 
     def asker(self, seed: int | None, sample: int) -> Callable[[list[Message]], Awaitable[ChatReply]]:
-        """`ask` for one sample, in a thread."""
         return lambda messages: self.submit(self.ask, messages, seed, sample)
 
     async def play(

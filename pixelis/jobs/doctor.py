@@ -87,7 +87,6 @@ def machine(gpus: list[tuple[str, float]]) -> list[Check]:
 
 
 def memory_gib() -> float:
-    """Memory within the container's limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     file = Path("/sys/fs/cgroup/memory.max")
     limit = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
@@ -218,7 +217,6 @@ def show(checks: list[Check]) -> str:
 
 
 def main() -> int:
-    """Print the findings; returns 0 if the quickstart can run here, else 1."""
     with command("doctor", __doc__) as parser:
         parser.add_argument("--json", action="store_true")
         options = parser.parse_args()

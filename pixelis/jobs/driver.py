@@ -116,12 +116,10 @@ def make_run_dir(config: Config) -> Path:
 
 
 def stop_file(config: Config) -> Path:
-    """File that stops the learners after their current step. Users may create it too."""
     return Path(config.run.dir) / "STOP"
 
 
 def _check_policy(config: Config) -> dict[str, list[lineage.Source]]:
-    """Returns the policy's files by role."""
     policy, model = config.policy, resolve(config.policy.model)
     load_spec(model, family=policy.family)
     if policy.adapter and load_adapter(policy.adapter, lazily=True).kind == "lora" and policy.full:

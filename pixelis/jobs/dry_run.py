@@ -72,7 +72,6 @@ def check(job: str, config: Config, inputs: Iterable[Input], findings: Sequence[
 def findings(
     config: Config, job: Job, needs: Sequence[Need], prompts: Sequence[Prompt] = ()
 ) -> list[Finding]:
-    """Estimates of memory and disk, and the placement of the needs."""
     from pixelis.jobs import plan
     from pixelis.policy import estimate
 
@@ -103,7 +102,6 @@ def check_inputs(inputs: Iterable[Input]) -> None:
 
 
 def policy_inputs(config: Config, trains: bool = False) -> Iterator[Input]:
-    """The model with its adapter and ranks; for training the DeepSpeed file too."""
     policy = config.policy
     yield Input("policy.model", policy.model, functools.partial(_read_model, policy.family))
     if policy.quantization != "none":

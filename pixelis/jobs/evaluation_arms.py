@@ -107,7 +107,6 @@ def evaluate_sets(
 
 
 def arm_name(name: str, max_pixels: int | None) -> str:
-    """Name of the evaluation of a set with a pixel budget, in reports and files."""
     return name if max_pixels is None else f"{name}-{max_pixels}px"
 
 

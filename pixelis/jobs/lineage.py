@@ -85,7 +85,6 @@ def _node(
 
 
 def _source(item: lineage.Input, result: Path, root: Path, above: tuple[Path, ...]) -> Node:
-    """The node of an input of ``result``, named by its path relative to ``root``."""
     if item.path is None:
         state: State = "unhashed"
         if item.source == "nano" and item.sha256 is not None:  # the embedded model, which lies in the package

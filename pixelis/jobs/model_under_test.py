@@ -74,7 +74,6 @@ class Reference:
         return sum(part.numel() for part in features) // self.base.config.get_text_config().hidden_size
 
     def score(self, sample: TrainSample) -> Float[Tensor, " policy_tokens"]:
-        """Log-probabilities of the policy tokens by a forward pass of this sample alone."""
         ids = torch.from_numpy(sample.tokens)[None]
         inputs = self.pixels(sample.views) if sample.views else {}
         arguments = inspect.signature(self.base.forward).parameters
@@ -89,7 +88,6 @@ class Reference:
         return [self.score(sample).numpy() for sample in samples]
 
     def gradients(self, samples: Sequence[TrainSample]) -> Gradients:
-        """Gradients of the mean SFT loss."""
         for sample in samples:
             (-self.score(sample).sum() / sum(s.policy_tokens for s in samples)).backward()
         return {short(n): p.grad.numpy() for n, p in self.model.named_parameters() if p.grad is not None}
@@ -161,7 +159,6 @@ class Subject:
 
     @cached_property
     def adapted(self) -> Trainer:
-        """A learner with a random adapter."""
         trainer, lora = self.trainer(full=False), self.config.policy.lora
         tensors = {
             name: self.rng.normal(0, 0.08, shape).astype(np.float32)
@@ -172,7 +169,6 @@ class Subject:
 
     @cached_property
     def peft(self) -> Reference:
-        """The export of the adapter, in PEFT."""
         text_only = not self.spec.reads_images
         folder = write_peft(self.adapted.adapter(), self.scratch / "peft", text_only=text_only)
         return Reference(self.spec, self.folder, folder)
@@ -184,12 +180,9 @@ class Subject:
 
     @cached_property
     def generated(self) -> list[list[TrainSample]]:
-        """Episodes of an engine: with the base model, and then with the adapter."""
         return self.generate(self.folder, [None, self.adapted.adapter()])
 
     def generate(self, folder: Path, adapters: Sequence[Adapter | None]) -> list[list[TrainSample]]:
-        """The episodes as an engine generates them with each of the adapters."""
-
         async def episode(engine: Engine, turns: Turns) -> TrainSample:
             session = await engine.open()
             say = functools.partial(session.generate, sampling=SamplingParams(max_tokens=16))
@@ -212,7 +205,6 @@ class Subject:
 
 
 async def play(turns: Turns, say: Callable[..., Awaitable[Completion]]) -> TrainSample:
-    """An episode whose policy turns `say` returns."""
     tokens, mask, log_probs, views = list[int](), list[bool](), list[float](), list[np.ndarray]()
     for new, shown in turns:
         said = await say(new, shown)

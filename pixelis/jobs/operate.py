@@ -58,7 +58,6 @@ ADVICE = {
     "not_a_video": "this operation needs a clip",
     "unknown_object": "add the result that has this object with --after RESULT.json",
 }
-"""What to do on the command line about an error code."""
 CLIP_OPERATIONS = ("track_object", "select_frames", "search_clip")
 
 
@@ -138,7 +137,6 @@ def _operate(options: argparse.Namespace, arguments: dict[str, Any], settings: T
 
 
 def _describe(operation: type[Operation]) -> str:
-    """The operation and its arguments, one a line: name, form, whether it is required, meaning."""
     schema = operation.Arguments.model_json_schema()
     lines = [f"{operation.name}: {operation.description}"]
     for name, field in schema.get("properties", {}).items():

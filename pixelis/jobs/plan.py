@@ -100,7 +100,6 @@ def _place(part: Need, nodes: list[Node]) -> int:
 
 
 def rewards(config: Config) -> list[Finding]:
-    """Whether the judge has a url, a model and a key, and own reward functions can be called."""
     judge, services = config.rewards.judge, Services(config.rewards)
     try:
         services.check()

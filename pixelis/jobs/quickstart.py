@@ -41,10 +41,8 @@ from pixelis.telemetry import events, lineage
 
 T = TypeVar("T")
 SFT_LR, RFT_LR = 2e-3, 1e-3
-"""Learning rates of the stages."""
 PACKAGES = ("pixelis", "torch", "ray", "transformers", "deepspeed", "peft")
 CLIENTS = 8
-"""Concurrent requests in the unlabelled stream."""
 ATTEMPTS = 4
 """Requests for one answer while the service is overloaded, as it can be on a busy machine."""
 OVERLOADED = (429, 503, 504)
@@ -56,7 +54,6 @@ def main() -> None:
 
 
 def stage(config: Config, name: str, adapter: Path | None = None, **learner: Any) -> Config:
-    """Configuration of a stage: its folder below run.dir, the initial adapter, learner settings."""
     values: dict[str, Any] = {"run.name": name, "run.dir": f"{config.run.dir}/{name}"}
     values["policy.adapter"] = str(adapter) if adapter else None
     return config.changed(values | {f"learner.{key}": value for key, value in learner.items()})
@@ -168,7 +165,6 @@ class Quickstart:
         }
 
     def stream(self, online: Config, url: str, evolution: Any, finish: Callable[[], Any]) -> dict[str, int]:
-        """Send the unlabelled requests, then wait until the learner has processed their updates."""
         q = self.config.quickstart
 
         def send(question: Question) -> None:
@@ -262,7 +258,6 @@ class Quickstart:
 
 
 def newest(actors: placement.Actors, kind: str, default: int = 0) -> int:
-    """Newest promoted policy version of stage ``kind``; ``default`` if there is none."""
     versions = [
         v.version for v in ray.get(actors.store.list.remote()) if v.stage == kind and v.status == "promoted"
     ]

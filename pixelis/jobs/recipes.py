@@ -19,7 +19,6 @@ from pixelis.errors import BadConfig
 from pixelis.jobs.command import command
 
 _FOLDER = re.compile(r"^[^#\n]*?(?:\.\./|configs/)(\w+)/", re.MULTILINE)
-"""The folder of a file that a recipe names."""
 
 
 def listing() -> str:

@@ -35,11 +35,9 @@ from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import StepProgress
 
 EXAMPLES = 12
-"""Demonstrations with pictures on the card."""
 
 
 def run(config: Config) -> dict[str, Any]:
-    """Refine, write the sets and the card; returns the summary. DataFailure for a rejected set."""
     s = config.refinement
     inputs = {"demonstrations": config.data.demonstrations}
     inputs |= {f"held_out_{number}": source for number, source in enumerate(s.holdout.sources)}

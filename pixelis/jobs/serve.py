@@ -143,7 +143,6 @@ class Learning:
                 self.stopping.wait(pause)
 
     def stop(self) -> None:
-        """Stop the learner; waits for its last checkpoint."""
         self.stopping.set()
         if self.evolution is not None:
             stop_file(self.config).touch()

@@ -30,7 +30,6 @@ from pixelis.policy.model_path import resolve
 from pixelis.telemetry.events import EventLog
 
 STORE = "demonstrations"
-"""Folder in run.dir with the training demonstrations."""
 CHECKED_ROWS = 1000
 """Most demonstrations that a dry run reads, and whose turns are measured before training."""
 SHOWN = ("policy/loss", "evaluate/loss", "evaluate/accuracy", "curriculum/stage")

@@ -32,7 +32,6 @@ from pixelis.telemetry.html.filters import age, number
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 32
-"""Columns of a curve."""
 CURVES = {
     "reward/total": "reward",
     "train/accuracy": "accuracy, training",
@@ -110,7 +109,6 @@ def curves(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str
 
 
 def shares(step: Mapping[str, Any]) -> Table:
-    """Operations and stop reasons of a step as bars, the most frequent first."""
     table = Table.grid(padding=(0, 2))
     for prefix in ("operation/", "stop/"):
         values = [(value, name) for name, value in step.items() if name.startswith(prefix) and value]

@@ -52,7 +52,6 @@ def main() -> None:
 
 
 def page(id: str, rows: list[tuple[int, dict[str, Any]]]) -> str:
-    """The document of a trace: each span as a bar on the time of the request; later ones say how much later."""
     bars = [{**span, "depth": depth, "bar": bar(span, rows)} for depth, span in rows]
     first, length = window(rows)
     return render("trace.html", title=f"Trace {id[:8]}", id=id, spans=bars, first=first, seconds=length)

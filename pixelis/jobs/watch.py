@@ -85,7 +85,6 @@ def watch(
 def watch_evaluation(
     config: Config, coordinator: ActorHandle, name: str, total: int, *request: Any, **options: Any
 ) -> Any:
-    """The groups and views of `Coordinator.evaluate`, with the progress of the evaluation ``name``."""
     return watch(
         config,
         f"evaluate {name}",
@@ -112,17 +111,13 @@ def call_in_thread(call: Callable[[], T], name: str | None = None) -> Future[T]:
 
 
 class Messages:
-    """What a run says in its event log from now on."""
-
     def __init__(self, folder: Path):
         self.log = events.Tail(folder)
         self.stage = ""
         """The learner's stage before its first step."""
         self.interruption = ""
-        """Why the learners make no steps at the moment."""
 
     def show(self) -> None:
-        """Read new events; prints failures of a learner, alarms and unusable rows."""
         for row in self.log.read():
             match row["kind"]:
                 case events.STAGE:

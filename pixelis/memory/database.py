@@ -30,7 +30,6 @@ from pixelis.memory.schema import SCHEMA, create, prepare
 log = logging.getLogger(__name__)
 
 MAX_BATCH = 256
-"""Most writes in one commit."""
 PROBE_S = 1.0
 """Seconds between attempts to write after the disk refused."""
 
@@ -257,7 +256,6 @@ class Database:
         return sum(file.stat().st_size for file in files if file.exists())
 
     def close(self) -> None:
-        """Finish pending writes, close the file and unlock the folder."""
         if self._closed:
             return
         self._closed = True

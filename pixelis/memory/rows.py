@@ -19,7 +19,6 @@ COLUMNS = "id, status, priority, retrievals, successes, feedback, record"
 TEXTS = "id, json_extract(record, '$.question.question'), json_extract(record, '$.verdict.answer')"
 WORD = re.compile(r"\w+")
 CHUNK = 500
-"""Most rows read by a query."""
 SEQS = "seq IN (SELECT value FROM json_each(?))"
 EXPERIENCES = f"experiences WHERE {SEQS} AND {intact('experiences')}"
 VECTORS = f"vectors WHERE {SEQS} AND {intact('vectors')}"
@@ -36,7 +35,6 @@ Place = tuple[float, str]
 
 
 def experience(row: Row) -> Experience:
-    """The record of a row, with the current status, counts and feedback."""
     _, status, priority, retrievals, successes, feedback, record = row
     current = {"status": status, "priority": priority, "retrievals": retrievals, "successes": successes}
     stored = Experience.model_validate_json(record)
@@ -46,19 +44,15 @@ def experience(row: Row) -> Experience:
 
 
 class Rows:
-    """The intact rows of a shard's database, by the numbers (``seq``) of the experiences."""
-
     def __init__(self, database: Database):
         self.database = database
 
     def experiences(self, seqs: Sequence[int]) -> Iterator[tuple[int, Row]]:
-        """Numbers and rows, in any order."""
         for start in range(0, len(seqs), CHUNK):
             rows = self._read(f"SELECT seq, {COLUMNS} FROM {EXPERIENCES}", seqs[start : start + CHUNK])
             yield from ((seq, tuple(row)) for seq, *row in rows)
 
     def pictures(self, seqs: Sequence[int]) -> dict[int, dict[str, bytes]]:
-        """PNG bytes by image id, by experience."""
         result: dict[int, dict[str, bytes]] = {}
         for seq, name, png in self._read(f"SELECT seq, name, png FROM {PICTURES}", seqs):
             result.setdefault(seq, {})[name] = png
@@ -79,7 +73,6 @@ class Rows:
             ]
 
     def page(self, limit: int, after: Place | None, user: str | None) -> list[tuple[float, Row]]:
-        """See ``Shard.list_rows``."""
         at, id = after or (float("inf"), "")
         condition, values = _is_of(user)
         query = (

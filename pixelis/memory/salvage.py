@@ -107,7 +107,6 @@ def _all(db: sqlite3.Connection, table: str, condition: str, *values: Any) -> It
 
 
 def _read(db: sqlite3.Connection, query: str, *values: Any) -> Iterator[Sequence[Any]]:
-    """The rows of a query until one cannot be read."""
     try:
         yield from db.execute(query, values)
     except sqlite3.DatabaseError:

@@ -32,7 +32,6 @@ RETRIEVAL_DAYS = 7.0
 PNG = b"\x89PNG\r\n\x1a\n"
 CHECKSUM = checksum(CHECKED["experiences"])
 MAX_FEEDBACK = 32
-"""Most feedback entries of an experience."""
 
 
 class Shard:
@@ -58,7 +57,6 @@ class Shard:
         self.recovery_s = time.monotonic() - started
 
     def _recover(self) -> None:
-        """Read the ids, and build the index from the vectors."""
         (self.folder / "index.built").unlink(missing_ok=True)  # of version 0.1.0: it may have deleted vectors
         with self.database.read() as rows:
             self._ids = dict(rows.execute("SELECT seq, id FROM experiences").fetchall())
@@ -75,7 +73,7 @@ class Shard:
     def close(self) -> None:
         self.database.close()
 
-    # -- adding and searching --------------------------------------------------------------------------------
+    # -- adding and searching
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -179,7 +177,7 @@ class Shard:
             out.append([(name, similarity) for name, similarity in named if name is not None])
         return out
 
-    # -- reading ---------------------------------------------------------------------------------------------
+    # -- reading
 
     def rows(self, ids: Sequence[str]) -> list[Row | None]:
         """The rows of these ids in order; None for an unknown id and for a damaged row."""
@@ -202,7 +200,6 @@ class Shard:
         return [experience(row) if row is not None else None for row in self.rows(ids)]
 
     def pictures(self, id: str) -> dict[str, bytes]:
-        """PNG bytes by image id."""
         seq = self._rows.get(id)
         return {} if seq is None else self.stored.pictures([seq]).get(seq, {})
 
@@ -274,7 +271,7 @@ class Shard:
             "damaged": self.damaged,
         }
 
-    # -- retrievals, feedback, withdrawals -------------------------------------------------------------------
+    # -- retrievals, feedback, withdrawals
 
     def retrieved(self, retrieval: str, ids: Sequence[str]) -> None:
         """Count a retrieval of these experiences, once per retrieval id."""
@@ -354,7 +351,7 @@ class Shard:
         )
         return self.database.write(lambda db: db.execute(mark, (json.dumps(list(ids)),)).rowcount)
 
-    # -- deleting --------------------------------------------------------------------------------------------
+    # -- deleting
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete experiences without leaving traces in the files; returns the number deleted."""
@@ -396,10 +393,9 @@ class Shard:
                 copy.unlink()
         return [name for _, name in victims]
 
-    # -- export, import --------------------------------------------------------------------------------------
+    # -- export, import
 
     def export(self, path: str | os.PathLike[str]) -> int:
-        """Write all experiences to a Parquet file; returns their number."""
         return portable.write(path, self.stored.entries(sorted(self._ids)))
 
     def load(self, path: str | os.PathLike[str], accepts: Callable[[str], bool] = lambda id: True) -> int:

@@ -67,7 +67,6 @@ def build(
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a checkpoint folder for `from_pretrained`: weights, tokenizer and image processor."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     spec = load_spec(folder, tokenizer)

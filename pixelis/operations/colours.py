@@ -56,7 +56,6 @@ def codes(lab: np.ndarray) -> np.ndarray:
 
 
 def name(colour: np.ndarray) -> str:
-    """The name of one sRGB colour, three numbers 0..255."""
     return NAMES[int(codes(to_lab(np.asarray(colour, np.uint8).reshape(1, 3)))[0])]
 
 

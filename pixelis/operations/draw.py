@@ -226,7 +226,6 @@ class _Pen:
         return mask, left, top
 
     def outline(self, placed: tuple[np.ndarray, int, int], colour: Colour) -> None:
-        """Draw the border of a mask that `tint` returned."""
         mask, left, top = placed
         contours, _ = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE, offset=(left, top))
         if self.line > 1:
@@ -267,7 +266,6 @@ class _Pen:
         return patch if patch.shape[0] <= self.height and patch.shape[1] <= self.width else None
 
     def paste(self, patch: np.ndarray, left: int, top: int) -> None:
-        """Draw a label, moved inside the canvas."""
         height, width = patch.shape[:2]
         left, top = min(max(left, 0), self.width - width), min(max(top, 0), self.height - height)
         self.canvas[top : top + height, left : left + width] = patch

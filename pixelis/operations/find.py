@@ -92,8 +92,6 @@ def _detector(settings: ToolboxConfig) -> Detector:
 
 
 class Detector:
-    """An open-vocabulary detector in a folder of `toolbox.detector`."""
-
     def __init__(self, folder: str):
         self.model, self.kind, self.settings = checkpoints.load("toolbox.detector", folder, KINDS, GET)
         self.tokenizer = checkpoints.load_tokenizer("toolbox.detector", folder)

@@ -65,7 +65,6 @@ def refine(small: np.ndarray, probabilities: np.ndarray, allowed: np.ndarray, se
 
 
 def fill(region: np.ndarray) -> np.ndarray:
-    """A bool region with its holes filled."""
     ground = np.pad(region.astype(np.uint8), 1)
     cv2.floodFill(ground, None, (0, 0), 2)
     return ground[1:-1, 1:-1] != 2

@@ -20,7 +20,6 @@ LONGEST = 2560
 FILM_LONGEST = 960
 FILM_FRAMES = 600
 DRAWABLE = ("objects", "lines", "tracks", "boxes", "points", "segments")
-"""The keys of an observation's data that can be drawn."""
 
 
 def write_pictures(
@@ -88,7 +87,6 @@ def drawable(
 
 
 def frame_label(number: int | None, seconds: float | None) -> str:
-    """A label such as ``frame 45, 1.50 s``."""
     return f"frame {number}" + ("" if seconds is None else f", {seconds:.2f} s")
 
 

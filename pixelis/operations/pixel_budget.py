@@ -21,8 +21,6 @@ MAX_ASPECT = 200
 
 @dataclass(frozen=True)
 class PixelBudget:
-    """The least and the most pixels of a view."""
-
     min_pixels: int
     max_pixels: int
 

@@ -19,7 +19,6 @@ import sys
 from typing import Any
 
 MAX_CODE, MAX_TEXT, MAX_PICTURES, MAX_SHOWN_PIXELS, MAX_SIDE = 20_000, 4_000, 3, 4_194_304, 8_192
-"""Characters of code and of output; pictures shown, and pixels and longest side of each."""
 MODULES = (
     "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools",
     "heapq", "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "textwrap",
@@ -156,7 +155,6 @@ def execute(code: str, image: Any, output: Output) -> tuple[str | None, list[Any
 
 
 def described(error: BaseException) -> str:
-    """One line: the line of the code, the kind of error, its message."""
     line = error.lineno if isinstance(error, SyntaxError) else None
     trace = error.__traceback__
     while trace is not None:

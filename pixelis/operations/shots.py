@@ -16,7 +16,6 @@ FLAT = 4.0
 CUT = 0.4
 """Cuts change 0.5 and more, a moving camera up to 0.25 (`benchmarks.operations heldout`)."""
 FLASH = 3
-"""Most frames of a flash."""
 SAME = 0.9
 """Least correlation of two frames of which one is the other in another light."""
 

@@ -76,7 +76,6 @@ class TrackObject(Operation):
 
     @classmethod
     def run(cls, arguments: TrackObjectArguments, target: Target, scene: Scene) -> Result:
-        """Track to frame ``end``; up to four frames are shown."""
         clip = target.clip
         first, boxes = _begin(arguments, target, scene)
         last = len(clip.times) - 1

@@ -44,7 +44,6 @@ class Adapter:
 
     @property
     def scale(self) -> float:
-        """Factor of the product B A."""
         return self.alpha / self.rank
 
     @property
@@ -114,7 +113,6 @@ def is_vision(name: str) -> bool:
 def adapter_bytes(
     shapes: Mapping[str, tuple[int, int]], rank: int | Mapping[str, int], width: int = 4
 ) -> int:
-    """Bytes of an adapter. shapes: (out, in) of each layer."""
     ranks = dict.fromkeys(shapes, rank) if isinstance(rank, int) else rank
     return sum(r * sum(shapes[name]) * width for name, r in ranks.items())
 
@@ -140,7 +138,6 @@ def load_adapter(folder: str | Path, lazily: bool = False) -> Adapter:
 
 
 def read_adapter(files: list[Path], header: Mapping[str, str], lazily: bool = False) -> Adapter:
-    """The adapter in files of a verified checkpoint."""
     tensors = StoredTensors(files)
     return adapter_of(tensors if lazily else dict(tensors), header)
 

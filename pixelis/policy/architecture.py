@@ -100,7 +100,6 @@ class Architecture:
         return {name: (layer.out_features, layer.in_features) for name, layer in layers.items()}
 
     def ranks(self, lora: config.LoraConfig) -> dict[str, int]:
-        """Rank of each layer that gets an adapter."""
         return ranks_of(lora, self.shapes(lora.targets, lora.vision_tower))
 
     def trained_parameters(self, policy: config.PolicyConfig) -> int:
@@ -145,7 +144,6 @@ class Architecture:
 
 
 def learner_dtype(policy: config.PolicyConfig, gpu: bool) -> torch.dtype:
-    """The type that `model.pick_dtype` will choose."""
     if policy.dtype == "auto":
         return torch.bfloat16 if gpu else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[policy.dtype]

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from pixelis import config
 
 HIDDEN = 256
-"""Width of the hidden layer of the value head."""
 
 
 class Critic:

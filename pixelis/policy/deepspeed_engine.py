@@ -31,7 +31,6 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 OWN_KEYS = {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}
 OWN_KEYS |= {"optimizer", "scheduler"}
 Shards = Mapping[str, Tensor]
-"""A worker's parts of the parameters, by name."""
 
 
 def ensure_process_group(device: torch.device) -> None:

@@ -41,7 +41,6 @@ def sum_over_workers(values: list[float], largest: int = 0) -> list[float]:
 
 
 def broadcast_text(text: str) -> str:
-    """The first worker's text, on all workers."""
     if "torch" not in sys.modules:
         return text
     import torch

@@ -159,8 +159,6 @@ Level = Literal["ok", "note", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """A line of the table. error: the run cannot work as configured; note: perhaps not as intended."""
-
     level: Level
     subject: str
     text: str

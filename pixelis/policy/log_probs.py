@@ -254,8 +254,6 @@ def _scores(
 
 
 class _TokenLogProbs(torch.autograd.Function):
-    """`_scores` as an autograd function of the policy's logits."""
-
     @staticmethod
     def forward(
         ctx: Any,

@@ -49,12 +49,10 @@ class Spans:
     policy_tokens: Int[Tensor, " samples"]
 
     def sum(self, values: Tokens) -> Float[Tensor, " samples"]:
-        """Sum over each sequence."""
         zeros = torch.zeros(len(self.policy_tokens), dtype=values.dtype, device=values.device)
         return zeros.index_add(0, self.sequence, values)
 
     def mean(self, values: Tokens) -> Tokens:
-        """Mean over each sequence, repeated for its tokens."""
         return (self.sum(values) / self.policy_tokens.clamp(min=1))[self.sequence]
 
 
@@ -83,7 +81,6 @@ def token_weights(
 
 
 def sft_loss(new: Tokens, weights: Tokens) -> Float[Tensor, ""]:
-    """Weighted negative log-likelihood of the demonstrated tokens."""
     return -(weights * new).sum()
 
 
@@ -279,7 +276,6 @@ def _clip_metrics(low: Bool[Tensor, " tokens"], high: Bool[Tensor, " tokens"]) -
 
 
 def _largest(values: Tokens) -> Float[Tensor, ""]:
-    """Maximum, or 0 of no tokens."""
     return values.max() if len(values) else values.sum()
 
 

@@ -67,7 +67,6 @@ class SftObjective:
         self.model, self.smoothing = model, smoothing
 
     def size(self, sample: TrainSample) -> float:
-        """A sample's contribution to the denominator of a token mean."""
         return sample.weight
 
     def trains(self, sample: TrainSample) -> bool:

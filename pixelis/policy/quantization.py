@@ -26,7 +26,6 @@ QUANTIZED = r"(.+\.)?(language_model|text_model)\.(?!.*(gate|in_proj_[ab])$)"
 
 
 def check_installed() -> None:
-    """Raise MissingDependency without bitsandbytes."""
     if importlib.util.find_spec("bitsandbytes") is None:
         message = "policy.quantization=nf4 needs bitsandbytes, which is not installed"
         raise MissingDependency(message, fix=install_extra("quant"))
@@ -50,7 +49,6 @@ def loading_options(policy: config.PolicyConfig, dtype: torch.dtype, device: tor
 
 
 def quantized_layers(model: nn.Module) -> dict[str, Any]:
-    """The 4-bit layers by name."""
     return {name: m for name, m in model.named_modules() if getattr(m, "quant_state", None) is not None}
 
 

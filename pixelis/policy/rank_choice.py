@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 POWERS_ABOVE = 16
 TOP = 50
-"""Singular values of a layer in a rank file."""
 UNCHANGED = 1e-8
 """Largest change up to which a layer gets no adapter."""
 EXACT_SIDE = 100

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pixelis.policy.packing import PackedBatch
 
 SEQUENCE_PARALLEL = "pixelis_sequence_parallel"
-"""Name in transformers' attention registry."""
 
 
 @dataclass(frozen=True)

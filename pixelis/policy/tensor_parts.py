@@ -111,7 +111,6 @@ class StoredTensors(Mapping[str, np.ndarray]):
 ALIGNMENT = 64
 """Bytes at whose multiples a tensor starts."""
 Entry = tuple[str, str, tuple[int, ...]]
-"""Name, numpy dtype and shape of a tensor."""
 
 
 class FlatTensors(dict[str, np.ndarray]):

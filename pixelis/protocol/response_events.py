@@ -104,7 +104,6 @@ class ResponseEvents:
         return events + self._close(place, part)
 
     def finish(self) -> list[str]:
-        """Mark unfinished items as incomplete."""
         places, self.calls = self.calls, []
         thought = self._end_thought("incomplete")
         return thought + [event for place in places for event in self._done(place, status="incomplete")]

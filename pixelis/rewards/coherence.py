@@ -114,7 +114,6 @@ def violations(trajectory: Trajectory, question: Question) -> Counter[str]:
 
 
 def misuse(violations: Counter[str]) -> float:
-    """Sum of the PENALTIES of the violations, at most 0."""
     return sum(
         count * next(v for kind, v in PENALTIES.items() if name.startswith(kind))
         for name, count in violations.items()

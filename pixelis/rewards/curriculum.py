@@ -18,7 +18,6 @@ from pixelis.config.rewards import CURRICULUM_TERMS
 BOUNDARIES = ("base", "coherence", "full")
 """Names of the checkpoints at the end of phases 1 to 3."""
 SUCCESS = 0.7
-"""Success rate above which phase 1 ends."""
 SLOPE_CHECKS, SLOPE = 5, 0.001
 """Checks over which the slope of coherence is fitted; below that slope it no longer improves."""
 COMBINED = 0.65
@@ -41,7 +40,6 @@ class Curriculum:
 
     @property
     def mixture(self) -> dict[str, float]:
-        """Current weights by term; empty for kind none."""
         s = self.settings
         if s.kind == "none":
             return {}
@@ -116,7 +114,6 @@ class Curriculum:
         self.history = [(int(step), str(name)) for step, name in state["history"]]
 
     def metrics(self) -> dict[str, float]:
-        """Phase (from 1), moving averages and current weights."""
         if self.settings.kind == "none":
             return {}
         weights = {f"curriculum/weight_{name}": weight for name, weight in self.mixture.items()}

@@ -113,7 +113,6 @@ class Dynamics(nn.Module):
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and optimiser moments by name."""
         tensors = {f"model.{name}": tensor.contiguous() for name, tensor in self.state_dict().items()}
         for index, moments in self.optimizer.state_dict()["state"].items():
             for name, tensor in moments.items():

@@ -24,8 +24,6 @@ def same_text(a: str, b: str) -> bool:
 
 
 class Equality:
-    """Compares two answers by a question's scorer."""
-
     def __init__(self, question: Question, scorer: str, services: Services):
         self.question, self.scorer, self.services = question, scorer, services
         self.options = case_of(question, None, ()).options

@@ -102,6 +102,5 @@ FORMATS: dict[str, Callable[[Trajectory], float]] = {
     "balanced": balanced,
     "boxed_once": boxed_once,
 }
-"""Formats by name, see ``rewards.format``."""
 PUNISHING = frozenset({"balanced", "boxed_once"})
 """Formats with the values 0 and -1 instead of 1 and 0."""

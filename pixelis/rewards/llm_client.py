@@ -25,7 +25,6 @@ T = TypeVar("T")
 TEMPERATURE_STEP = 0.2
 """Added with each try: at temperature 0 an invalid reply would repeat."""
 RETRIED = (408, 409, 425, 429)
-"""4xx status codes that are retried."""
 MISCONFIGURED = (401, 403, 404)
 """Status codes that every request would get."""
 MAX_WAIT_S = 60.0

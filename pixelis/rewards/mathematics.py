@@ -44,7 +44,6 @@ _SPAN = re.compile(r"\d+(?:\.\d+)?(?: ?[-/] ?\d+(?:\.\d+)?)+")
 
 
 def equal(a: str, b: str, formulas: Formulas) -> bool:
-    """Whether two texts give the same answer to a mathematics question."""
     a, b = _core(a), _core(b)
     if a.casefold() == b.casefold():
         return bool(a)
@@ -91,7 +90,6 @@ def _core(text: str) -> str:
 
 
 def readable(text: str) -> bool:
-    """Whether a text is more than words."""
     text = _core(text)
     return (
         quantity(text) is not None
@@ -326,7 +324,6 @@ def _formula(text: str) -> tuple[str, str]:
 
 
 def _braced(text: str, command: str) -> str:
-    r"""``\sqrt{...}`` for ``\sqrt(...)``."""
     start = 0
     while (place := text.find(command, start)) >= 0:
         start = place + len(command)

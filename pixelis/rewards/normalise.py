@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MIN_SAMPLES = 10
-"""Values before a term is normalised."""
 MIN_STD = 0.1
 CLIP = 3.0
-"""Maximum absolute z-score."""
 
 
 class Normaliser:

@@ -149,7 +149,6 @@ _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 WORDS = {word: n for n, word in enumerate(_ONES.split())} | {
     word: 20 + 10 * n for n, word in enumerate(_TENS.split())
 }
-"""Numbers that are written as one word."""
 _RATIO = re.compile(r"\d+(?:\.\d+)?(?: ?: ?\d+(?:\.\d+)?)+", re.ASCII)
 _TIME = re.compile(
     r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))? ?(?:([ap])\.? ?m\.?)?|(\d{1,2}) ?(?:([ap])\.? ?m\.?|o'clock)",
@@ -198,7 +197,6 @@ _NAMES = {
     "unit": "unit units",
 }
 UNITS = {alias: unit for unit, aliases in _NAMES.items() for alias in aliases.split()}
-"""Units by their names in lower case."""
 _POWERS = {"": "", "^2": "^2", "^{2}": "^2", "^3": "^3", "^{3}": "^3"}
 _POWER_WORDS = {"square": "^2", "squared": "^2", "sq": "^2", "cubic": "^3", "cubed": "^3", "cu": "^3"}
 
@@ -318,7 +316,6 @@ def decimal_comma(text: str) -> Quantity | None:
 
 
 def _written_out(match: re.Match[str]) -> str:
-    """A number such as ``5.2 million`` as digits."""
     zeros = _ZEROS[match[3].lower()]
     decimals = (match[2] or "").ljust(zeros, "0")
     digits = (re.sub("[, ]", "", match[1]) + decimals[:zeros]).lstrip("0") or "0"

@@ -340,7 +340,6 @@ def read_box(text: str) -> tuple[float, float, float, float] | None:
 
 
 def box_iou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Intersection over union of two boxes."""
     width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     overlap = max(width, 0.0) * max(height, 0.0)
     union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - overlap
@@ -415,7 +414,6 @@ def mm_vet(case: Case, services: Services) -> float:
 
 
 def math_judged(case: Case, services: Services) -> float:
-    """``math_equal``, and ``judged`` when that is 0 or fails."""
     try:
         if math_equal(case, services):
             return 1.0

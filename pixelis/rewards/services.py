@@ -129,7 +129,6 @@ class Services:
         return value
 
     def readable(self, answer: str) -> bool:
-        """Whether the formula can be parsed and compared within the timeout."""
         try:
             self._compare({"task": "math", "truths": ["1"], "answer": answer})
         except DataFailure as failure:
@@ -138,11 +137,9 @@ class Services:
         return True
 
     def judge(self, question: str, truths: Sequence[str], answer: str) -> float:
-        """1.0 when the judge accepts the answer."""
         return self._judge("judge", Judge).score(question, truths, answer)
 
     def grade(self, question: str, truths: Sequence[str], answer: str) -> float:
-        """The judge's grade in tenths."""
         return self._judge("grading_judge", GradingJudge).score(question, truths, answer)
 
     def _judge(self, name: str, kind: type[Judge]) -> Judge:

@@ -305,7 +305,6 @@ def tool_misuse(trajectory: Trajectory, context: Context) -> float:
 
 
 def environment(trajectory: Trajectory, context: Context) -> float:
-    """Sum of the rewards of the question's environment."""
     rewards = (o.data.get("reward", 0.0) for o in trajectory.observations)
     return math.fsum(rewards) if context.question.environment else 0.0
 
@@ -336,7 +335,6 @@ TERMS: dict[str, Term] = {
     "tool_misuse": Term(tool_misuse, -INFINITE, 0.0),
     "environment": Term(environment, -INFINITE, INFINITE),
 }
-"""Terms by their name in ``rewards.weights``."""
 
 
 # Groups

@@ -107,8 +107,6 @@ class Ballot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """The best classes of answers, more than one when tied."""
-
     best: tuple[str, ...]
     confidence: float
 

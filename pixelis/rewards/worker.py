@@ -30,7 +30,6 @@ class Refused(Exception):
 
 
 def main() -> None:
-    """Answer requests until the input ends."""
     memory = int(sys.argv[1])
     source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -68,7 +67,6 @@ def warm_math(request: dict[str, Any]) -> bool:
 
 
 def compare(request: dict[str, Any]) -> float:
-    """1.0 when the answer equals a truth."""
     from pixelis.rewards import formulas
 
     truths = [truth for truth in request["truths"] if _readable(formulas, truth)]
@@ -106,7 +104,6 @@ def call_with_texts(request: dict[str, Any]) -> Any:
 
 
 def _function(name: str) -> tuple[Callable[..., Any], str]:
-    """The user's function and the name of its first parameter."""
     function = _loaded(name)
     if not callable(function):
         raise TypeError(f"{name} is no function")
@@ -114,7 +111,6 @@ def _function(name: str) -> tuple[Callable[..., Any], str]:
 
 
 def check_reward(request: dict[str, Any]) -> bool:
-    """True when the function takes a whole group."""
     function, first = _function(request["name"])
     parameters = inspect.signature(function).parameters
     if first in EASYR1:
@@ -137,7 +133,6 @@ def check_function(request: dict[str, Any]) -> bool:
 
 
 def call_reward(request: dict[str, Any]) -> Any:
-    """The value of a user's reward function for a trajectory or a whole group."""
     from pixelis.records import Question, Trajectory
 
     function, first = _function(request["name"])

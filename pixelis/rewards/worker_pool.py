@@ -144,7 +144,6 @@ class WorkerPool:
         return reply.get("value")
 
     def close(self) -> None:
-        """End all workers; waiting calls raise InfraFailure."""
         with self._lock:
             self._closed = True
         with contextlib.suppress(queue.Empty):

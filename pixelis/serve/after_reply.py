@@ -163,7 +163,6 @@ class AfterReply:
             _log_failure(f"{name} failed", error)
 
     async def _pictures(self, id: str, answer: Answer) -> dict[str, bytes]:
-        """The winner's views, if they are to be stored and not lost."""
         if not self.config.memory.pictures:
             return {}
         try:

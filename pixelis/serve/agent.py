@@ -315,7 +315,6 @@ class Agent:
             raise InfraFailure("the trajectory's pictures were lost with their generator") from error
 
     async def search(self, query: AgentQuery, k: int, user: str | None, timeout_s: float) -> SearchResult:
-        """The ``k`` experiences (of ``user``) with the words of a query that are most similar to it."""
         assert self.memory is not None
         pictures = await self.decode(query)
         question = _question(query, pictures)
@@ -342,7 +341,6 @@ def _question(query: AgentQuery, pictures: Pictures) -> Question:
 
 
 def winning(samples: list[Trajectory], verdict: Verdict) -> Trajectory:
-    """The first sample with the verdict's answer, or the first of all."""
     elected = {v.id for v in verdict.votes if v.elected}
     return next((t for t in samples if t.id in elected), samples[0])
 

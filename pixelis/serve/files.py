@@ -89,7 +89,6 @@ class FileStore:
         return self._list(self._folder(key))
 
     def sweep(self) -> None:
-        """Remove the expired files of all keys. Raises OSError."""
         for folder in self.root.glob("*/"):
             self._list(folder)
 

@@ -44,7 +44,6 @@ PUBLISH_S = 5.0
 SWEEP_S = 3600.0
 """Seconds between searches for expired uploads."""
 SYSTEM = "System"
-"""Name of the deployment whose method ``backends`` names the actors."""
 
 
 def create_app(state: GatewayState) -> FastAPI:
@@ -114,7 +113,6 @@ async def _follow_generators(state: GatewayState) -> None:
 
 
 async def _report_health(state: GatewayState) -> None:
-    """Send Evolution the metrics that only a gateway can measure."""
     while state.evolves and not state.config.serve.read_only:
         await asyncio.sleep(state.config.evolution.alerts.every_s)
         refusal, damaged = await state.memory_condition()

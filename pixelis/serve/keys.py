@@ -153,7 +153,6 @@ class Keys:
         return self._strict
 
     def caller(self, presented: bytes) -> Caller | None:
-        """The caller with the key of this digest, if it is valid."""
         self._follow()
         if not self._strict:
             return Caller()

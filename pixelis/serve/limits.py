@@ -25,7 +25,6 @@ MAX_CLIENTS = 10_000
 
 
 def running_limit(config: Config, generators: int | None = None) -> int:
-    """Requests of a replica that the generators can decode at once."""
     requests = (generators or config.engine.workers) * config.engine.max_num_seqs // config.serve.samples
     return max(1, -(-requests // (config.serve.replicas or 1)))
 
@@ -82,7 +81,6 @@ class Admission:
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
-        """Raises Overloaded."""
         self.require_room()
         self.inside += 1
         try:
@@ -164,7 +162,6 @@ class Uploads:
 
     @contextlib.contextmanager
     def enter(self, client: str) -> Iterator[Callable[[int], None]]:
-        """Count a body; the result counts its bytes as they arrive. Both raise Overloaded."""
         if self.clients[client] >= self.per_client:
             message = f"this client is sending {self.per_client} bodies already: wait until they have arrived"
             raise Overloaded(message, retry_after_s=1.0)

@@ -64,7 +64,6 @@ def shown_to(caller: Caller, answer: Answer) -> Answer:
 
 
 def verdict_for(caller: Caller, verdict: Verdict) -> Verdict:
-    """A stored verdict as ``caller`` may see it."""
     votes = verdict.votes if "read" not in caller.scopes else []
     return _hide_votes(verdict, {vote.id for vote in votes if vote.source == "neighbour"})
 
@@ -156,7 +155,6 @@ async def _complete(state: GatewayState, reply_format: ReplyFormat, answer: Answ
 
 
 async def _cached_reply(state: GatewayState, reply_format: ReplyFormat) -> dict[str, Any] | None:
-    """The cached reply, if all generators serve its version and its experience was not deleted."""
     cached = None if reply_format.cache_key is None else state.cache.get(reply_format.cache_key)
     if cached is None:
         return None

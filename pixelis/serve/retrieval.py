@@ -55,8 +55,6 @@ class Lookup:
 
 
 class Retrieval:
-    """The clients of the memory shards and the Embedder."""
-
     def __init__(self, config: Config, backends: Backends, counts: Counter[str]):
         self.config, self.backends, self.counts = config, backends, counts
         self.embedder: Any = None

@@ -93,7 +93,6 @@ class GatewayState:
         return await self.with_timeout(getattr(actor, method).remote(*args, **kwargs), timeout_s)
 
     async def read_evolution(self, method: str, default: T, *args: Any) -> T:
-        """As ``call_evolution``, but ``default`` without an answer."""
         if not self.evolves:
             return default
         try:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pixelis.config import Config
 
 FOLDER = "logs"
-"""Folder below run.dir of the log files."""
 MAX_FILE_BYTES = 50_000_000
 """Size at which a log file is closed; the one before it is then deleted."""
 MAX_WAITING = 10_000

@@ -9,7 +9,6 @@ from typing import Any
 from pixelis.telemetry.events import as_number
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Upper bounds of the buckets of histograms."""
 
 _instruments: dict[tuple[str, str, tuple[str, ...]], Any] = {}
 
@@ -27,7 +26,6 @@ def publish(values: Mapping[str, Any], tags: Mapping[str, str] | None = None) ->
 
 
 def count(key: str, amount: float = 1.0, tags: Mapping[str, str] | None = None) -> None:
-    """Add to a Ray counter (`ray_pixelis_..._total` in Prometheus)."""
     if amount > 0:
         _instrument("Counter", key, tags).inc(amount, tags=dict(tags or {}))
 

@@ -124,8 +124,6 @@ def clock(seconds: float) -> str:
 
 
 class StepProgress:
-    """Progress of several steps; call it with a step's name, its finished items and its total."""
-
     def __init__(self, name: str, enabled: bool = True):
         self.name, self.enabled = name, enabled
         self._step = ""

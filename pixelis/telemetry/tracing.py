@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("pixelis.telemetry")
 
 FOLDER = "traces"
-"""Folder below run.dir of the span files."""
 MAX_FILE_BYTES = 50_000_000
 """Size at which a span file is closed; the one before it is then deleted."""
 FLUSH_MS = 1000
@@ -191,7 +190,6 @@ def _attributes(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def tree(spans: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    """Spans of one trace with their depth, children after their parent."""
     known = {span["id"] for span in spans}
     children: dict[str, list[dict[str, Any]]] = {}
     for item in spans:

@@ -41,7 +41,6 @@ ARTIFACT_BYTES = 2**30
 
 
 def require_trackers(config: Config) -> None:
-    """Raise MissingDependency for a configured tracker that is not installed."""
     for name, package in PACKAGES.items():
         if name in config.telemetry.trackers and importlib.util.find_spec(package) is None:
             raise _not_installed(name)

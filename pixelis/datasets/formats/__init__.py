@@ -164,7 +164,6 @@ class Records:
         return parts
 
     def read(self, part: Part, name: str | None = None) -> Iterator[Record]:
-        """The records of a part in order. BadInput."""
         name, format = name or self.source.format, None
         path = PurePosixPath(part.path).with_suffix("")
         file = path.relative_to(self.folder) if path.is_relative_to(self.folder) else path

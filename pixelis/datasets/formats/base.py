@@ -109,7 +109,6 @@ def question_text(text: str, column: str, media: Sequence[Media]) -> str:
 
 
 def choices(question: str, options: list[str]) -> str:
-    """A question with its options as lines ``A. text``."""
     return "\n".join([question, *(f"{chr(ord('A') + i)}. {option}" for i, option in enumerate(options))])
 
 

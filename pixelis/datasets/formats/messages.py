@@ -29,8 +29,6 @@ _PARTS = {"text": "text", "image": "image", "image_url": "image", "video": "vide
 
 @dataclass
 class ChatTurn:
-    """One turn of a chat; ``role`` is ``user``, ``assistant`` or ``system``."""
-
     role: str
     text: str
     media: list[Media] = field(default_factory=list)
@@ -111,7 +109,6 @@ def _content(value: Any, place: str, root: MediaRoot) -> tuple[str, list[Media]]
 
 
 def _part(part: Row, place: str) -> tuple[str, Any]:
-    """What a part is and holds; None for a medium in a column of the row."""
     name = str(part.get("type") or "").removeprefix("input_").removeprefix("output_").removesuffix("_url")
     for key, kind in _PARTS.items():
         if (item := part.get(key)) is not None and name in ("", kind):

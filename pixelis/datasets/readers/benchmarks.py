@@ -32,7 +32,6 @@ REASON_RFT = {
     "transformation_left": ("spatial_transformation/trance_left.json", "trance/trance_left.json"),
     "transformation_right": ("spatial_transformation/trance_right.json", "trance/trance_right.json"),
 }
-"""Reason-RFT's test sets by split."""
 _STAR, _CLEVRER, _PERCEPTION = "star/Charades_v1_480", "clevrer/video_validation", "perception/videos"
 MVBENCH = {
     "action_sequence": _STAR,

@@ -38,7 +38,6 @@ DISCIPLINES = {
         "Mechanical_Engineering",
     ),
 }
-"""MMMU's disciplines and their subjects."""
 IMAGES = 7
 SUBJECTS = {"natural science": "NAT", "social science": "SOC", "language science": "LAN"}
 """ScienceQA's subjects and their names in its tables."""

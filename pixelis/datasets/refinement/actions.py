@@ -11,7 +11,6 @@ from pixelis.records import Demonstration, SampleKind, Step
 THINK = "think"
 TRAPS: tuple[SampleKind, ...] = ("trap_perceptual", "trap_logical")
 WRONG_KINDS: tuple[SampleKind, ...] = ("outcome_negative", *TRAPS)
-"""Kinds with a deliberately wrong answer."""
 CRITICAL_KINDS: tuple[SampleKind, ...] = (*TRAPS, "self_correction")
 
 CATEGORIES = {
@@ -52,7 +51,6 @@ def kind_group(kind: SampleKind) -> str:
 
 
 def signature(step: Step, places: int = 4) -> str:
-    """Equal for equal calls: operation, target and rounded arguments."""
     return json.dumps(
         [step.op, step.target, rounded(step.arguments, places)],
         sort_keys=True,
@@ -73,7 +71,6 @@ def rounded(value: Any, places: int) -> Any:
 
 
 def location(step: Step) -> str | None:
-    """The target and coordinates of a call; None without coordinates."""
     coordinates = {key: step.arguments[key] for key in PLACES if step.arguments.get(key) is not None}
     return (
         json.dumps([step.target, rounded(coordinates, 3)], sort_keys=True, default=str)

@@ -36,7 +36,6 @@ DISTRIBUTIONS = ("kinds", "tasks", "operations", "lengths", "sources")
 def write_card(
     folder: str | Path, facts: Mapping[str, Any], examples: Sequence[EpisodePage], title: str
 ) -> Path:
-    """Write ``folder/card.html`` and return its path; see ``render_card``."""
     return write_page(Path(folder) / FILE, render_card(facts, examples, title))
 
 
@@ -66,7 +65,6 @@ def render_card(facts: Mapping[str, Any], examples: Sequence[EpisodePage], title
 
 
 def _bars(counts: Mapping[str, float]) -> list[tuple[str, float, float, float]]:
-    """Name, count, share and width in percent of the widest; names beyond MAX_BARS are summed up."""
     items = list(counts.items())
     bars = items[:MAX_BARS] + (
         [("others", sum(n for _, n in items[MAX_BARS:]))] if len(items) > MAX_BARS else []

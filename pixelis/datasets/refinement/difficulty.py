@@ -54,13 +54,11 @@ IQR = 1.5
 
 
 def score(demonstration: Demonstration) -> float:
-    """Difficulty, 0.1..1."""
     parts = components(demonstration)
     return min(1.0, max(0.1, sum(weight * parts[name] for name, weight in WEIGHTS.items())))
 
 
 def components(d: Demonstration) -> dict[str, float]:
-    """The five components by name, unweighted."""
     names = actions(d)
     n, operations, share = len(names), 0.3, 0.0
     if n:
@@ -112,7 +110,6 @@ def split(scores: Sequence[float], ids: Sequence[str]) -> list[Level]:
 
 
 def grade(demonstrations: Iterable[Demonstration]) -> list[tuple[float, Level | None]]:
-    """The difficulty of each and its level, None for outliers."""
     scores, ids = [], []
     for d in demonstrations:
         scores.append(round(score(d), 6))
@@ -123,7 +120,6 @@ def grade(demonstrations: Iterable[Demonstration]) -> list[tuple[float, Level | 
 
 
 def statistics(demonstrations: Iterable[Demonstration]) -> dict[str, Any]:
-    """Count, share, mean score, mean length, and tasks by level."""
     graded = [(d.level, d.difficulty or 0.0, len(actions(d)), d.task) for d in demonstrations]
     result: dict[str, Any] = {}
     for level in LEVELS:

@@ -36,7 +36,6 @@ class Episodes:
         )
 
     def missing(self) -> list[str]:
-        """Arms without stored scores for these questions and settings."""
         return [arm for arm in self.arms if self._stored(arm).get("identity") != self.identity]
 
     def store(self, arm: str, groups: Iterable[Group]) -> None:

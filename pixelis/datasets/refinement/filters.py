@@ -25,12 +25,10 @@ class Outcomes:
 
     @property
     def rate(self) -> float | None:
-        """Pass rate with operations; None when no episode was scored."""
         return sum(self.looking) / len(self.looking) if self.looking else None
 
     @property
     def utility(self) -> float | None:
-        """Gain in pass rate by operations; None when unknown."""
         return (
             self.rate - sum(self.glance) / len(self.glance) if self.rate is not None and self.glance else None
         )
@@ -50,7 +48,6 @@ def group_outcomes(rows: Iterable[Row]) -> dict[str, Outcomes]:
 
 
 def drop_cause(outcomes: Outcomes | None, settings: PassRateConfig) -> str | None:
-    """Why a question is dropped; None to keep it."""
     if outcomes is None or outcomes.rate is None:
         return "no_pass_rate"
     if outcomes.rate < settings.low:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pixelis.datasets.bad_rows import BadRow
 
 MAX_IDS = 10
-"""Number of ids that an error names."""
 TOTAL, CRITICAL, LEVEL_SHARE, LEVEL_TASKS = 1000, 50, 0.25, 3
 """Smallest set, demonstrations of a critical kind, share of a level, and tasks in a level."""
 

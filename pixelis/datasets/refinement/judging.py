@@ -32,7 +32,6 @@ SYSTEM = (
 REPEATS, REPEATED_SHARE = 3, 0.01
 """Some demonstrations are scored three times: scattered scores show that the judge is unreliable."""
 MIN_SCORE = 4.0
-"""Below this a demonstration is dropped."""
 MAX_STD = 1.0
 """Standard deviation of repeated scores from which on they contradict each other."""
 TEMPERATURE = 0.7
@@ -64,8 +63,6 @@ class Verdict:
 
 
 def judge_all(demonstrations: Iterable[Demonstration], judge: QualityJudge) -> Iterator[Verdict]:
-    """Verdicts in order, requested concurrently."""
-
     def judge_one(d: Demonstration) -> Verdict:
         draws = REPEATS if is_repeated(d.id, REPEATED_SHARE) else 1
         try:
@@ -81,12 +78,10 @@ def judge_all(demonstrations: Iterable[Demonstration], judge: QualityJudge) -> I
 
 
 def is_repeated(demonstration_id: str, share: float) -> bool:
-    """Whether an id is of the share that is scored three times."""
     return int(hashlib.sha256(demonstration_id.encode()).hexdigest()[:8], 16) < share * 16**8
 
 
 def describe(d: Demonstration) -> dict[str, object]:
-    """The content of a demonstration for the judge: text only, long observations truncated."""
     turns = []
     for turn in d.turns:
         row: dict[str, object] = {"thought": turn.think} if turn.think else {}

@@ -105,7 +105,6 @@ class Pipeline:
         shutil.rmtree(self.folder / WORKING, ignore_errors=True)
 
     def questions(self) -> list[Question]:
-        """The different questions that remain, for the policy's episodes."""
         unique: dict[str, Question] = {}
         for d in self.demonstrations:
             unique.setdefault(self._question_key(d), Question.of(d))
@@ -120,7 +119,6 @@ class Pipeline:
             yield from (row if isinstance(row, BadRow) else next(checked) for row in block)
 
     def _read(self, rows: Iterable[CheckedRow | BadRow]) -> Iterator[Demonstration]:
-        """The demonstrations that no check drops; a repeated id or unreadable media make a bad row."""
         source, ids = self.config.data.demonstrations, set[str]()
         for row in rows:
             self.rows += 1
@@ -172,7 +170,6 @@ class Pipeline:
             log.warning("the judge contradicts itself on %d of %d repetitions", len(scattered), repeated)
 
     def _drop_duplicates(self) -> None:
-        """Drop exact and near duplicates; the one of higher quality stays."""
         near, keys = self.settings.duplicates.near, [(-(d.quality or 0.0), d.id) for d in self.demonstrations]
         self.demonstrations = self.demonstrations.select(sorted(range(len(keys)), key=keys.__getitem__))
         hashes = [duplicates.content_hash(d, self.contents[d.id]) for d in self.demonstrations]
@@ -207,7 +204,6 @@ class Pipeline:
         self.facts["held_out"] = hits
 
     def _question_key(self, question: Question) -> str:
-        """Equal for demonstrations of one question."""
         return duplicates.question_hash(question, self.contents[question.id])
 
     def _apply_pass_rates(self, outcomes: Mapping[str, filters.Outcomes]) -> None:
@@ -254,7 +250,6 @@ class Pipeline:
         self._require_rows()
 
     def _require_rows(self) -> None:
-        """DataFailure with the causes of all drops if no demonstration is left."""
         if not self.demonstrations:
             causes = Counter([*self.dropped.values(), *(row.code for row in self.bad)]).most_common()
             counts = ", ".join(f"{cause} {n}" for cause, n in causes)
@@ -265,7 +260,6 @@ class Pipeline:
             )
 
     def summary(self) -> dict[str, Any]:
-        """The statistics of the set, for ``summary.json`` and the data card."""
         return {
             "source": self.config.data.demonstrations,
             "rows": self.rows,
@@ -289,7 +283,6 @@ def records(config: Config) -> Iterable[Demonstration | BadRow]:
 
 
 def distributions(demonstrations: Iterable[Demonstration]) -> dict[str, Any]:
-    """Counts of what the set consists of, for the card."""
     names = ("tasks", "kinds", "sources", "operations", "lengths")
     counts: dict[str, Counter] = {name: Counter() for name in names}
     corrections = recovered = 0

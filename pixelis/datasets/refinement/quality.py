@@ -30,7 +30,6 @@ Score = Callable[[Question, str | None], float]
 
 
 def scorer(services: Services) -> Score:
-    """Scores answers by the scorer that each question names."""
     return lambda question, answer: checking.score(question, answer, services)
 
 
@@ -39,7 +38,6 @@ def rule_violation(
     operations: Container[str],
     settings: QualityConfig,
 ) -> str | None:
-    """The rule that a demonstration violates, or None."""
     shortest, longest = settings.question
     if not shortest <= len(demonstration.question.strip()) <= longest:
         return "question_length"

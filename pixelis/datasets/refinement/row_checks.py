@@ -18,7 +18,6 @@ from pixelis.records import Demonstration, Media
 from pixelis.rewards.services import Services
 
 HASHES = "pictures.jsonl"
-"""File of the run's folder in which hashes of media are cached."""
 THREADS = 4
 
 
@@ -71,7 +70,6 @@ class RowChecker:
         return self._executor
 
     def check(self, demonstrations: Sequence[Demonstration]) -> list[CheckedRow]:
-        """Check some rows; pictures that they share are decoded once, several at a time."""
         rules = self.settings.quality
         rows = [
             CheckedRow(d, dropped=quality.rule_violation(d, self.operations, rules)) for d in demonstrations

@@ -17,8 +17,6 @@ from pixelis.rewards.services import Services
 
 
 class RowCheck:
-    """Checks rows of JSON in a process of its own."""
-
     def __init__(self, config: Config, folder: str):
         self.checker = RowChecker(config, Path(folder), Services(config.rewards, folder))
 

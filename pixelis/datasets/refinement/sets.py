@@ -22,7 +22,6 @@ FILES = (
     "sft_validation.jsonl",
     "rft.jsonl",
 )
-"""Every file that a set may be written to."""
 
 
 def build(pipeline: Pipeline) -> tuple[dict[str, Sequence[BaseModel]], dict[str, Any]]:

@@ -30,7 +30,6 @@ class Spool(Sequence[Demonstration]):
         return cls(path.open("rb"), np.cumsum(sizes) - sizes, sizes)
 
     def select(self, indices: Sequence[int] | np.ndarray) -> Spool:
-        """These rows in this order."""
         chosen = np.asarray(indices, np.int64)
         return Spool(self.file, self.starts[chosen], self.sizes[chosen])
 

@@ -149,7 +149,6 @@ def alternatives(question: Question, answer: str, rng: np.random.Generator) -> I
 
 
 def _siblings(annotations: Annotations, plain: str) -> list[str]:
-    """Annotations of the answer's kind, for example labels or values of an attribute."""
     kinds = {"label": [region.label for region in annotations.regions]}
     for region in annotations.regions:
         for key, value in region.attributes.items():

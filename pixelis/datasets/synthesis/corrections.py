@@ -80,12 +80,10 @@ class Place:
         return box
 
     def call_at(self, box: Box, notice: str, wrong: str, label: str = "") -> MistakenCall:
-        """The step's call with its region replaced."""
         return MistakenCall(self.op, self.target, pointed_at(self.step.arguments, box), notice, wrong, label)
 
 
 def no_distractor(message: str) -> DataFailure:
-    """The failure of a mistake that does not fit a step: another may."""
     return DataFailure(message, code="no_distractor")
 
 
@@ -254,4 +252,3 @@ WAYS: dict[str, Callable[[Place], list[MistakenCall]]] = {
     "wrong_object": wrong_object,
     "repaired_call": repaired_call,
 }
-"""Kinds of self-correction by name."""

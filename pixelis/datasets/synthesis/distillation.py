@@ -26,8 +26,6 @@ Answer the question as if you saw the picture and never mention the list. Reply 
 
 
 class Distiller:
-    """Turns replies into demonstrations without operations."""
-
     def __init__(
         self,
         settings: TeacherConfig,
@@ -42,7 +40,6 @@ class Distiller:
             )
 
     def distil(self, question: Question, draw: int = 0) -> Demonstration:
-        """The demonstration from reply number ``draw`` of the question."""
         think, answer = read_reply(self._reply(question, draw))
         if not is_right(question, answer, self.rewards):
             raise DataFailure(f"{question.id}: the answer {answer[:60]!r} is wrong", code="wrong_answer")
@@ -80,7 +77,6 @@ class Distiller:
 
 
 def read_reply(text: str) -> tuple[str, str]:
-    """Thought and answer of a well-formed reply."""
     match = FORM.fullmatch(text)
     if match is None or any(
         tag in match[1] + match[2] for tag in ("<think>", "</think>", "<answer>", "</answer>")

@@ -50,7 +50,6 @@ Pairs = Sequence[tuple[Evidence, Evidence]]
 def collect_evidence(
     steps: Sequence[Step], images: Sequence[ImageView], annotations: Annotations | None
 ) -> list[Evidence]:
-    """The evidence of every successful call; ``images`` are those of the session."""
     annotations = annotations or Annotations()
     names = naming.describe([region for region in annotations.regions if region.frame is None])
     known_images = {image.id for image in images}
@@ -242,7 +241,6 @@ def _named(name: str, answer: str) -> bool:
 
 
 def _fact_names(pairs: Pairs) -> Sequence[str]:
-    """Facts of the golden evidence, the last call's first."""
     return list(dict.fromkeys(key for old, _ in reversed(pairs) for key in old.facts))
 
 

@@ -100,7 +100,6 @@ class Session:
 
     @property
     def target(self) -> str:
-        """The default target of calls: the first picture or clip."""
         return default_target(self.media)
 
     def view(self, name: str) -> np.ndarray:
@@ -201,7 +200,6 @@ class Session:
         return names
 
     def demonstration(self, **fields: Any) -> Demonstration:
-        """The question with the turns taken, and ``fields`` over its own."""
         return Demonstration.of(self.question, turns=list(self.steps), **fields)
 
 

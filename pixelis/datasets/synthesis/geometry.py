@@ -31,12 +31,10 @@ def middle(box: Sequence[float]) -> Point:
 
 
 def area(box: Sequence[float]) -> float:
-    """The area of a box as a share of the picture."""
     return (box[2] - box[0]) * (box[3] - box[1])
 
 
 def covered(box: Sequence[float], by: Sequence[float]) -> float:
-    """The share of a box that lies inside another."""
     width, height = min(box[2], by[2]) - max(box[0], by[0]), min(box[3], by[3]) - max(box[1], by[1])
     return max(0.0, width) * max(0.0, height) / max(area(box), 1e-9)
 
@@ -47,7 +45,6 @@ def holds_middle(outer: Sequence[float], inner: Sequence[float]) -> bool:
 
 
 def track_overlap(boxes: Sequence[Sequence[float]], truth: Sequence[Sequence[float]]) -> list[float]:
-    """Box IoU frame by frame."""
     return [box_iou(a, b) for a, b in zip(boxes, truth, strict=True)]
 
 
@@ -97,7 +94,6 @@ def neighbours(
 
 
 def region_mask(region: Region, height: int, width: int) -> Bool[np.ndarray, "height width"] | None:
-    """The annotated outline as a mask; None for a region that has only a box."""
     if region.mask is not None:
         mask = masks.decode(region.mask)
         return mask.full() if (mask.height, mask.width) == (height, width) else None
@@ -126,7 +122,6 @@ def inner_point(mask: Bool[np.ndarray, "height width"]) -> Point:
 
 
 def inside(box: Sequence[float]) -> Box:
-    """A box with each side moved into 0..1."""
     x0, y0, x1, y1 = (min(1.0, max(0.0, float(v))) for v in box)
     return x0, y0, x1, y1
 

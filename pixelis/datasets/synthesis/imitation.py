@@ -170,8 +170,6 @@ class Imitator:
 
 
 class _SessionTools:
-    """The operations of a session, as the agent loop calls them."""
-
     def __init__(self, session: Session):
         self.session = session
 

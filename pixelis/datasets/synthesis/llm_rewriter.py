@@ -80,7 +80,6 @@ class LlmRewriter:
 
 
 def prompt(demonstration: Demonstration) -> str:
-    """The question and the turns as JSON, for the model to read."""
     turns: list[dict[str, Any]] = []
     for turn in demonstration.turns:
         row: dict[str, Any] = {"thought": turn.think} if turn.think else {}

@@ -10,7 +10,6 @@ from pixelis.datasets.synthesis.geometry import middle
 from pixelis.records import Region
 
 GENERIC_LABELS = frozenset({"object", "thing", "entity", "region", "stuff", "text"})
-"""Labels that do not identify a thing."""
 ACROSS, DOWN = ("left", "middle", "right"), ("upper", "middle", "lower")
 SIDES = {"left": "to its left", "right": "to its right", "up": "above it", "down": "below it"}
 PREPOSITIONS = {"left": "to the left of", "right": "to the right of", "up": "above", "down": "below"}

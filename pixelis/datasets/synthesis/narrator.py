@@ -25,12 +25,10 @@ class Narrator:
         self._announcement = ""
 
     def remark(self, kind: str, **slots: object) -> None:
-        """Comment on the last observation in the next thought."""
         if self.style == "full":
             self._remarks.append(thoughts().remarks[kind].pick(self.rng, **slots))
 
     def think(self, aim: str, what: str, topic: str = "", where: str = "", **slots: object) -> str:
-        """The thought before an operation; a ``topic`` frames it."""
         phrases = thoughts()
         if self.style == "terse":
             return phrases.terse[aim].pick(self.rng, thing=what.removeprefix("the "))

@@ -33,7 +33,6 @@ from pixelis.records import Annotations, Box, Demonstration, Line, Region, Sampl
 from pixelis.rewards.scorers import box_iou, canonical, case_of, letter, number
 
 MAX_TRIES = 5
-"""Other places that are tried for a perceptual trap."""
 MAX_IOU = 0.1
 """IoU up to which an annotated thing counts as a different one."""
 
@@ -126,7 +125,6 @@ Variant = tuple[Session, dict[str, Any], int]
 def _variants(
     golden: Demonstration, answer: str, session: Session, before: list[Evidence], rng: np.random.Generator
 ) -> Iterator[Callable[[], Variant]]:
-    """Near misses, the most plausible first."""
     segmented, last = [item for item in before if item.step.op == "segment_object_at"], before[-1]
     annotations = golden.annotations or Annotations()
     # Decimals are measured, not counted
@@ -208,7 +206,6 @@ def _others(annotations: Annotations, item: Evidence, avoid: Sequence[Box]) -> l
 def _look_elsewhere(
     golden: Demonstration, original: Session, item: Evidence, to: Box, candidate: Region | Line | None
 ) -> Variant:
-    """The demonstration with every call about the subject pointed at ``to``."""
     subject, session = item.subject_box, original.restarted()
     names, changed_views, start = dict[str, str](), set[str](), -1
     for index, (step, executed) in enumerate(zip(golden.turns, original.steps, strict=True)):
@@ -265,7 +262,6 @@ def _select_other_frames(original: Session, item: Evidence, rng: np.random.Gener
 
 
 def _count_another(original: Session, last: Evidence, other: Region, rng: np.random.Generator) -> Variant:
-    """The demonstration with one more thing counted, of another kind."""
     session, turn = original.restarted(), original.calls.index(last.step) + 1
     names = session.replay(original.calls[:turn])
     target = renamed(str(last.step.target), names)

@@ -170,7 +170,6 @@ class QuotaScheduler:
         return sum(quota.target for quota in self.quotas.values())
 
     def left(self) -> list[Attempt]:
-        """Attempts of the current round that are in no complete shard."""
         return self.attempts[self.shards * SHARD :]
 
     def plan(self, rows: SourceRows) -> bool:
@@ -235,7 +234,6 @@ class QuotaScheduler:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Counts by task, kind and source, targets, missing samples, and the causes of failed attempts."""
         tasks: dict[str, Counter[str]] = {}
         drops: dict[str, Counter[str]] = {}
         kinds, sources, causes = Counter[str](), Counter[str](), Counter[str]()

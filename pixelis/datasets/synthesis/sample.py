@@ -106,7 +106,6 @@ class Sample:
             )
 
     def pick(self, options: Sequence[T]) -> T:
-        """One of the options; ``unsuitable`` when there are none."""
         self.require(len(options))
         return options[int(self.rng.integers(len(options)))]
 
@@ -114,7 +113,6 @@ class Sample:
         return [options[int(i)] for i in self.rng.permutation(len(options))]
 
     def chance(self, share: float) -> bool:
-        """True in this share of the samples."""
         return bool(self.rng.random() < share)
 
     @cached_property
@@ -154,7 +152,6 @@ class Sample:
         return picture
 
     def mask(self, region: Region) -> Bool[np.ndarray, "height width"] | None:
-        """The annotated mask of a region; None if it has only a box."""
         return geometry.region_mask(region, *self.picture(region).shape[:2])
 
     def think(self, aim: str, what: str, *, where: str = "", **slots: object) -> str:

@@ -233,7 +233,6 @@ class Dialect:
         raise OperationError("answer without operations", code="unknown_op")
 
     def _named_call(self, call: Any, operations: Mapping[str, type[Operation]]) -> tuple[str, dict[str, Any]]:
-        """The operation and the arguments of ``{"name":..,"arguments":{..}}``."""
         forms = {self.tools[name]: name for name in operations if name in self.tools}
         name, arguments = named_call(call, list(forms))
         return forms[name], arguments
@@ -344,7 +343,6 @@ def default_target(sizes: Mapping[str, Any] | None) -> str:
 
 
 def first_image(scale: Scale) -> str:
-    """The first image shown: a picture, or a frame when the question has only clips."""
     return next(iter(scale.images), DEFAULT_TARGET)
 
 
@@ -398,7 +396,6 @@ def numbers_schema(kind: str, count: int) -> dict[str, Any]:
 def function(
     name: str, description: str, properties: Mapping[str, Any], required: Sequence[str]
 ) -> dict[str, Any]:
-    """The JSON schema of a call, as OpenAI's tools have it."""
     parameters = {"type": "object", "properties": dict(properties), "required": list(required)}
     return {
         "type": "function",

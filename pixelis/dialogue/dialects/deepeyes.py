@@ -25,7 +25,6 @@ from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView, Observation
 
 TOOLS = {"zoom_in": "image_zoom_in_tool", "rotate": "image_rotate_tool"}
-"""Supported operations and their names in calls."""
 SCHEMAS = {
     "zoom_in": function(
         TOOLS["zoom_in"],
@@ -75,7 +74,6 @@ class DeepEyes(Dialect):
     rows_clamp = True
 
     def adapt(self, action: Action) -> Action:
-        """Convert any zoom to a box."""
         super().adapt(action)
         if action.op == "zoom_in":
             return action.model_copy(update={"arguments": {"box": region(action)}})

@@ -59,7 +59,6 @@ class MiniO3(Dialect):
     stop = "</grounding>"
 
     def adapt(self, action: Action) -> Action:
-        """Convert any zoom to a box."""
         super().adapt(action)
         return action.model_copy(update={"arguments": {"box": region(action)}})
 

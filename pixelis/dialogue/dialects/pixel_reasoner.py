@@ -28,7 +28,6 @@ from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView, Observation
 
 TOOLS = {"zoom_in": "crop_image_normalized", "select_frames": "select_frames"}
-"""Supported operations and their names in calls."""
 SCHEMAS = {
     "zoom_in": function(
         TOOLS["zoom_in"],
@@ -88,7 +87,6 @@ class PixelReasoner(Dialect):
         self.padding = padding
 
     def adapt(self, action: Action) -> Action:
-        """Convert a zoom to a box with this dialect's padding."""
         super().adapt(action)
         if action.op == "select_frames":
             if set(action.arguments) != {"frames"}:

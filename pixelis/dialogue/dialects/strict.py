@@ -43,7 +43,6 @@ def strict_json(text: str) -> Any:
 
 
 def named_call(call: Any, names: list[str]) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of ``{"name":..,"arguments":{..}}``."""
     if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
         raise OperationError('a call is {"name":...,"arguments":{...}}', code="bad_json")
     name, arguments = call["name"], call["arguments"]

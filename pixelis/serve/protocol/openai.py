@@ -195,7 +195,6 @@ class ChatCompletion(BaseModel):
 
 
 def choices(answer: Answer, n: int) -> list[tuple[str | None, Trajectory]]:
-    """The elected answer and those of ``n`` - 1 other samples, each with its sample."""
     others = [(t.answer, t) for t in answer.accepted if t is not answer.winner]
     chosen = [(answer.verdict.answer, answer.winner), *others][:n]
     return chosen + [chosen[0]] * (n - len(chosen))

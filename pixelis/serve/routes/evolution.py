@@ -33,7 +33,6 @@ from pixelis.serve.protocol.evolution import (
 from pixelis.serve.state import STATUS_TIMEOUT_S, GatewayState
 
 RECENT = 20
-"""Audit events and alerts in a status."""
 CANDIDATES = 200
 """Latest audit events that a status searches for candidates."""
 _NO_VALUES: dict[str, Any] = {}

@@ -61,7 +61,6 @@ def add_page(app: FastAPI, config: Config, needs_key: bool) -> None:
 
 
 def page_files() -> dict[str, bytes]:
-    """The served files by name: the page's own and Swagger UI's."""
     folder = importlib.resources.files("pixelis.serve") / "page"
     swagger = importlib.resources.files("fastapi_swagger.resources")
     items = [item for item in folder.iterdir() if item.name.rpartition(".")[2] in MEDIA_TYPES]
@@ -69,7 +68,6 @@ def page_files() -> dict[str, bytes]:
 
 
 def page_settings(config: Config, needs_key: bool) -> dict[str, Any]:
-    """What the page needs to know before it sends anything."""
     return {
         "model": model_name(config),
         "needs_key": needs_key,

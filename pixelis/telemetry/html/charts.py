@@ -101,7 +101,6 @@ def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def _thin(points: Series) -> list[tuple[float, float]]:
-    """At most MAX_POINTS points, averaged in equal runs."""
     run = -(-len(points) // MAX_POINTS)
     chunks = [points[i : i + run] for i in range(0, len(points), run)]
     return [

@@ -18,7 +18,6 @@ from pixelis.records import Action, Box, ImageView, Trajectory
 from pixelis.telemetry.html.details import MALFORMED
 
 DRAWING_PIXELS = 560
-"""Longer side of a drawing on a picture."""
 TRACK_PIXELS = 320
 TRACK_FRAMES = 6
 
@@ -57,7 +56,6 @@ class Drawing:
 
 
 def frame_key(clip: str, frame: int) -> str:
-    """The key of a clip's frame at full resolution among a page's pictures."""
     return f"{clip}#{frame}"
 
 
@@ -103,7 +101,6 @@ def _drawings(trajectory: Trajectory, turn: int) -> list[Drawing]:
 
 
 def _call(trajectory: Trajectory, turn: int) -> Action | None:
-    """The call that the observation of a turn answers; the policy's turn may have several."""
     for caller in range(turn - 1, -1, -1):
         if trajectory.turns[caller].is_policy:
             return next(iter(trajectory.turns[caller].actions[turn - caller - 1 :]), None)

@@ -64,8 +64,6 @@ class TurnPage:
 
 @dataclass
 class EpisodePage:
-    """An episode with its pixels; the page names the missing ones."""
-
     question: Question
     trajectory: Trajectory
     pictures: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -109,7 +107,6 @@ class EpisodePage:
         return clips
 
     def missing_clips(self) -> list[str]:
-        """Clips of the question of which no frame is known."""
         clips = self.clips()
         return [media.id for media in self.question.media if media.kind == "video" and media.id not in clips]
 
@@ -148,7 +145,6 @@ class EpisodePage:
         return TurnPage(turn, 0, False, painted, crops, [self._frame(view) for view in frames], details)
 
     def _frame(self, view: ImageView) -> Shot:
-        """A view of a frame, with the boxes of later zooms if it shows the whole frame."""
         picture = self.pictures.get(view.id)
         if view.parent is not None and view.box is None:
             picture = full_picture(self.pictures, self.trajectory.images, view.parent, view.frame)
@@ -158,7 +154,6 @@ class EpisodePage:
         return [mark for mark in self._marks().values() if mark.root == root]
 
     def _marks(self) -> dict[str, Mark]:
-        """Observation id -> its mark."""
         marks: dict[str, Mark] = {}
         for view in self.trajectory.images:
             if view.parent is None or (view.frame is not None and view.box is None):

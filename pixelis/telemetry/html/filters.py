@@ -14,7 +14,6 @@ from markupsafe import Markup
 from PIL import Image
 
 MAX_TEXT = 20_000
-"""Characters shown of a text."""
 INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, marks that change the direction of text, lone surrogates."""
 PADS = re.compile(r"(?:<\|(?:image|video)_pad\|>)+")

@@ -45,7 +45,6 @@ def render_ranks(file: RankFile) -> str:
 
 
 def _mean(curves: list[list[float]]) -> list[tuple[float, float]]:
-    """The mean of curves of different lengths at each place, counted from 1."""
     return [
         (float(place), statistics.fmean(curve[place - 1] for curve in curves if len(curve) >= place))
         for place in range(1, max(map(len, curves)) + 1)

@@ -33,7 +33,6 @@ class Result:
     tool_error_rate: float | None
     questions: Any
     causes: Mapping[str, int]
-    """Number of wrong episodes by cause."""
 
     @property
     def bar(self) -> tuple[float, float, float]:
@@ -126,7 +125,6 @@ def _differences(paired: Mapping[str, Any]) -> list[tuple[str, float, Sequence[f
 
 
 def _shift(shift: Mapping[str, Any]) -> dict[str, Any]:
-    """Results before and after adapting to changed pictures, their differences, and other facts."""
     arms = ("before", "after")
     paired = {key: value for key, value in shift.items() if "_minus_" in key}
     facts: dict[str, Any] = {}
@@ -143,7 +141,6 @@ def _shift(shift: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _figures(steps: Sequence[Mapping[str, Any]]) -> list[Figure]:
-    """The important curves together, then a figure for each other curve."""
     series: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in steps:
         for key, value in row.items():

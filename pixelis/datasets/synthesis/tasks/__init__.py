@@ -78,4 +78,3 @@ TASKS: dict[str, Task] = {
         ("follow_up", {**details.FOLLOW_UPS, **relations.FOLLOW_UPS, **text.FOLLOW_UPS, **video.FOLLOW_UPS}),
     )
 }
-"""Every task by name."""

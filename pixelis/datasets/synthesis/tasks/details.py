@@ -79,7 +79,6 @@ def _digit_of(sample: Sample, region: Region) -> Demonstration:
 
 
 def larger_digit(sample: Sample) -> Demonstration:
-    """The larger digit of two cards."""
     sample.require(sample.level in (None, "hard"))
     pairs = list(itertools.permutations(_digits(sample), 2))
     pair = sample.pick([two for two in pairs if two[0].attributes["digit"] != two[1].attributes["digit"]])
@@ -99,7 +98,6 @@ def _small(regions: list[Region]) -> list[Region]:
 
 
 def what_is_there(sample: Sample) -> Demonstration:
-    """The label of the only thing in a part of the picture."""
     return _label_at(sample, sample.pick(_isolated(sample)), choices=True)
 
 
@@ -134,7 +132,6 @@ def _isolated(sample: Sample) -> list[Region]:
 
 
 def detail_colour(sample: Sample) -> Demonstration:
-    """The colour of a small thing, seen in the zoom."""
     sample.require(not _digits(sample))
     region, value = _coloured(sample, _small(sample.named))
     what = sample.names[region.id]
@@ -195,7 +192,6 @@ def _colour_done(
 
 
 def quadrant(sample: Sample) -> Demonstration:
-    """The quarter of the picture that holds a thing's middle."""
     region = sample.pick([r for r in sample.named if _quarter(r)])
     what, value = sample.names[region.id], str(_quarter(region))
     sample.ask(what=what)
@@ -214,7 +210,6 @@ def _quarter(region: Region) -> str | None:
 
 
 def wider(sample: Sample) -> Demonstration:
-    """Whether a thing is wider than it is tall, in pixels."""
     region = sample.pick(sample.named)
     what = sample.names[region.id]
     sample.ask(what=what)
@@ -229,7 +224,6 @@ def wider(sample: Sample) -> Demonstration:
 
 
 def share(sample: Sample) -> Demonstration:
-    """The percentage of the picture that a thing covers."""
     region = sample.pick([r for r in sample.named if r.mask is not None or r.outline])
     what, truth = sample.names[region.id], sample.mask(region)
     sample.ask(what=what)
@@ -242,7 +236,6 @@ def share(sample: Sample) -> Demonstration:
 
 
 def corners(sample: Sample) -> Demonstration:
-    """The number of corners of a drawn shape."""
     counts = {"triangle": 3, "rectangle": 4, "square": 4, "pentagon": 5, "hexagon": 6, "circle": 0}
     region = sample.pick([r for r in sample.regions if r.label in counts and naming.colour_of(r)])
     sample.require(sum(naming.colour_of(r) == naming.colour_of(region) for r in sample.regions) == 1)
@@ -259,7 +252,6 @@ def corners(sample: Sample) -> Demonstration:
 
 
 def another_digit(sample: Sample) -> Demonstration:
-    """The digit on one card, then that on another."""
     cards = sample.shuffled(_digits(sample))[:2]
     sample.require(sample.level != "simple" and len(cards) == 2)
     first, second = cards
@@ -276,7 +268,6 @@ def _next_to(sample: Sample, region: Region) -> dict[str, Region]:
 
 
 def colour_beside(sample: Sample) -> Demonstration:
-    """The colour of a thing, then that of the one next to it."""
     sample.require(not _digits(sample))
     first, first_colour = _coloured(sample, [region for region in sample.named if _next_to(sample, region)])
     side, second = sample.pick(list(_next_to(sample, first).items()))
@@ -296,7 +287,6 @@ def colour_beside(sample: Sample) -> Demonstration:
 
 
 def thing_beside(sample: Sample) -> Demonstration:
-    """The label of the only thing in a part of the picture, then that of the one next to it."""
     isolated, small = _isolated(sample), {region.id for region in _small(sample.regions)}
     first, side, second = sample.pick(
         [
@@ -314,7 +304,6 @@ def thing_beside(sample: Sample) -> Demonstration:
 
 
 def colour_of_it(sample: Sample) -> Demonstration:
-    """The label of the only thing in a part of the picture, then its colour."""
     region = sample.pick(_isolated(sample))
     value = sample.colour(region)
     sample.require(value and value not in naming.noun(region.label).split())

@@ -24,7 +24,6 @@ def _run(sample: Sample, code: str, media: str, **place: Any) -> str:
 
 
 def colour_pixels(sample: Sample) -> Demonstration:
-    """The number of pixels that have exactly the colour of a drawn thing."""
     region = sample.pick([r for r in sample.named if r.mask is not None])
     picture, mask = sample.picture(region), sample.mask(region)
     assert mask is not None
@@ -39,7 +38,6 @@ def colour_pixels(sample: Sample) -> Demonstration:
 
 
 def channel_mean(sample: Sample) -> Demonstration:
-    """The mean of a colour channel in the box around a thing."""
     region = sample.pick(sample.named)
     channel = int(sample.rng.integers(3))
     sample.ask(what=sample.names[region.id], channel=CHANNELS[channel])

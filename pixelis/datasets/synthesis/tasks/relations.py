@@ -19,7 +19,6 @@ MIN_RATIO = 1.15
 MIN_CIRCULARITY_DIFFERENCE = 0.06
 """Difference of circularity, 0..1, from which on it can be asked for."""
 MAX_COUNT = 8
-"""Number of things up to which they are counted."""
 MIN_LINE, MIN_ANGLE = 0.15, 30.0
 """Shortest measured line, relative to the longer side of the picture, and smallest angle in degrees."""
 MIN_DISTANCE = 0.06
@@ -104,7 +103,6 @@ def _comparison(measure: str, quality: str, unit: str, largest: bool = True) -> 
 
 
 def is_larger(sample: Sample) -> Demonstration:
-    """Whether one thing has a larger area than another."""
     pair, truth = _pick_pair(sample, "size.area_pixels", _clear_ratio)
     _ask(sample, pair)
     _measure_pair(sample, pair, truth, "size.area_pixels", "area", "pixels")
@@ -112,7 +110,6 @@ def is_larger(sample: Sample) -> Demonstration:
 
 
 def ratio(sample: Sample) -> Demonstration:
-    """The ratio of the areas of two things, the larger one first."""
     sample.require(sample.chance(0.4))  # segmented outlines are seldom as exact as this form requires
     pair, truth = _pick_pair(
         sample, "size.area_pixels", lambda a, b: 1.3 * min(a, b) <= max(a, b) <= 9 * min(a, b)
@@ -168,7 +165,6 @@ def _count(sample: Sample, name: str, members: Sequence[Region]) -> None:
 
 
 def count(sample: Sample) -> Demonstration:
-    """The number of things of a kind."""
     return _count_group(sample, *_pick_group(sample))
 
 
@@ -179,7 +175,6 @@ def _count_group(sample: Sample, name: str, members: Sequence[Region]) -> Demons
 
 
 def another_count(sample: Sample) -> Demonstration:
-    """The number of things of a kind, then that of another kind."""
     name, members = _pick_group(sample)
     other, others = _pick_group(sample)
     sample.require(name != other)
@@ -188,7 +183,6 @@ def another_count(sample: Sample) -> Demonstration:
 
 
 def more_than(sample: Sample) -> Demonstration:
-    """Whether there are more than a number of things of a kind."""
     name, members = _pick_group(sample)
     number = len(members)
     more = number > 1 and sample.chance(0.5)
@@ -199,7 +193,6 @@ def more_than(sample: Sample) -> Demonstration:
 
 
 def count_choice(sample: Sample) -> Demonstration:
-    """The number of things of a kind, with numbers to choose from."""
     name, members = _pick_group(sample)
     number = len(members)
     sample.ask(things=naming.plural(name))
@@ -246,7 +239,6 @@ def _check_direction(sample: Sample, pair: Sequence[Region], direction: str) -> 
 
 
 def where(sample: Sample) -> Demonstration:
-    """On which side of another thing a thing lies."""
     pair, direction = _pick_neighbours(sample)
     _, b = _ask(sample, pair)
     _check_direction(sample, pair, direction)
@@ -259,7 +251,6 @@ def where(sample: Sample) -> Demonstration:
 
 
 def is_there(sample: Sample) -> Demonstration:
-    """Whether a thing lies on a side of another."""
     pair, direction = _pick_neighbours(sample)
     a, b = (sample.names[region.id] for region in pair)
     right = sample.chance(0.5)
@@ -270,7 +261,6 @@ def is_there(sample: Sample) -> Demonstration:
 
 
 def nearer(sample: Sample) -> Demonstration:
-    """Which of two things is closer to a third, middle to middle."""
     sample.require(len(sample.named) >= 3)
     a, b, c = things = sample.shuffled(sample.named)[:3]
     size = sample.picture(a).shape[1::-1]
@@ -289,7 +279,6 @@ def nearer(sample: Sample) -> Demonstration:
 
 
 def predicate(sample: Sample) -> Demonstration:
-    """An annotated relation between two things, seen in a view that shows both."""
     by_id = {region.id: region for region in sample.named}
     pairs = Counter((r.subject, r.object) for r in sample.annotations.relations)
     relation = sample.pick(
@@ -327,7 +316,6 @@ def _pick_points(sample: Sample, number: int) -> tuple[list[Region], list[np.nda
 
 
 def distance(sample: Sample) -> Demonstration:
-    """The distance between the middles of two things in pixels."""
     pair, (start, end), shortest = _pick_points(sample, 2)
     truth = float(np.linalg.norm(start - end))
     sample.require(truth >= shortest)
@@ -341,7 +329,6 @@ def distance(sample: Sample) -> Demonstration:
 
 
 def angle(sample: Sample) -> Demonstration:
-    """The angle at the middle of one thing between those of two others, in degrees."""
     things, (a, b, c), shortest = _pick_points(sample, 3)
     arms = a - c, b - c
     lengths = [float(np.linalg.norm(arm)) for arm in arms]
@@ -364,7 +351,6 @@ def angle(sample: Sample) -> Demonstration:
 
 
 def marked(sample: Sample) -> Demonstration:
-    """The number of things of a kind, each of which is marked in one view."""
     name, members = _pick_group(sample)
     things = naming.plural(name)
     sample.ask(things=things)
@@ -407,7 +393,6 @@ def _compare_pictures(sample: Sample) -> tuple[list[Region], list[Sequence[float
 
 
 def same(sample: Sample) -> Demonstration:
-    """Whether two pictures are the same."""
     changed, boxes = _compare_pictures(sample)
     if not changed:
         sample.narrator.remark("alike")
@@ -418,7 +403,6 @@ def same(sample: Sample) -> Demonstration:
 
 
 def difference(sample: Sample) -> Demonstration:
-    """The part of the picture in which the second picture differs from it."""
     (changed,), boxes = _compare_pictures(sample)
     where = naming.position(changed.box)
     sample.check(naming.position(boxes[0]) == where, "measure_differs")

@@ -17,7 +17,6 @@ IMPAIRED_ZOOM_SHARE = 0.4
 MIN_BRIGHTENING = 3.0
 """Spread of the brightness after brightening, relative to that before, from which on it shows more."""
 MAX_CHARACTERS = 80
-"""Length up to which a text is asked for."""
 
 Place = tuple[Line, Box, str]
 """A line that can be asked for, its box, and the name of its ninth of the picture."""
@@ -76,7 +75,6 @@ def _done(sample: Sample, line: Line) -> Demonstration:
 
 
 def at_place(sample: Sample) -> Demonstration:
-    """The text in a part of the picture."""
     return _read_at(sample, sample.pick(_isolated(sample)))
 
 
@@ -88,7 +86,6 @@ def _read_at(sample: Sample, place: Place) -> Demonstration:
 
 
 def extreme(sample: Sample) -> Demonstration:
-    """The topmost, lowest, leftmost or rightmost text."""
     lines = _all_lines(sample)
     sample.require(len(lines) >= 2)
     axis, sign, which = sample.pick(
@@ -104,7 +101,6 @@ def extreme(sample: Sample) -> Demonstration:
 
 
 def next_word(sample: Sample) -> Demonstration:
-    """The word after another word of the same line."""
     words = [normalised(word) for line, _ in _all_lines(sample) for word in line.text.split()]
     pairs = [
         (line, box, before, after)
@@ -119,7 +115,6 @@ def next_word(sample: Sample) -> Demonstration:
 
 
 def ordinal(sample: Sample) -> Demonstration:
-    """The first, second, third, fourth, fifth or last word of a text."""
     line, box, where = sample.pick([item for item in _isolated(sample) if len(item[0].text.split()) >= 2])
     words = line.text.split()
     index = int(sample.rng.integers(len(words)))
@@ -131,7 +126,6 @@ def ordinal(sample: Sample) -> Demonstration:
 
 
 def number(sample: Sample) -> Demonstration:
-    """A number in a part of the picture."""
     numbers = [item for item in _isolated(sample) if re.fullmatch(r"\d+(\.\d+)?", item[0].text)]
     return _read_at(sample, sample.pick(numbers))
 
@@ -216,17 +210,14 @@ def turned(sample: Sample) -> Demonstration:
 
 
 def mirrored(sample: Sample) -> Demonstration:
-    """Text in a mirrored picture, read in a view that is flipped back."""
     return _show(sample, "mirrored", "flip", "flip", direction="horizontal")
 
 
 def dark(sample: Sample) -> Demonstration:
-    """Text in a picture that is almost black, read in a brightened view."""
     return _show(sample, "dark", "brighten", "enhance", method="brighten")
 
 
 def text_beside(sample: Sample) -> Demonstration:
-    """The text in a part of the picture, then the one above, below or beside it."""
     pairs = []
     for place in _isolated(sample):
         others = [item for item in _all_lines(sample) if item[0] is not place[0]]

@@ -21,7 +21,6 @@ MIN_TRACK_IOU, MIN_LAST_IOU = 0.5, 0.4
 SEGMENT_SHARE = 0.25
 """Share of tracks that begin with a segmented object in the first frame instead of a box."""
 MAX_FRAMES = 100
-"""Number of frames up to which a track is followed."""
 MOVED, STILL = 0.1, 0.012
 """Displacement in diagonals of the frame: from MOVED on a thing moves, up to STILL it stays."""
 MIN_GROWTH = 1.35
@@ -53,7 +52,6 @@ def _clip(sample: Sample) -> Clip:
 
 
 def _events(sample: Sample) -> list[Event]:
-    """The events whose texts are unique."""
     media = sample.first_media("video")
     events = [e for e in sample.annotations.events if e.media == media and e.end > e.start and e.text.strip()]
     texts = Counter(event.text for event in events)
@@ -114,7 +112,6 @@ def begins(sample: Sample) -> Demonstration:
 
 
 def first(sample: Sample) -> Demonstration:
-    """Which of two events begins earlier."""
     events = sample.shuffled(_events(sample))[:2]
     sample.require(len(events) == 2)
     earlier, later = sorted(events, key=lambda event: event.start)
@@ -133,7 +130,6 @@ def first(sample: Sample) -> Demonstration:
 
 
 def choose(sample: Sample) -> Demonstration:
-    """Which of four moments shows an event."""
     event, clip = sample.pick(_events(sample)), _clip(sample)
     times = [float(time) for time in clip.times if _clear(event, float(time))]
     present, absent = [t for t in times if _inside(event, t)], [t for t in times if not _inside(event, t)]
@@ -150,7 +146,6 @@ def choose(sample: Sample) -> Demonstration:
 
 
 def holds(sample: Sample) -> Demonstration:
-    """Whether an event is going on at a moment."""
     event, clip = sample.pick(_events(sample)), _clip(sample)
     times = [float(time) for time in clip.times if _clear(event, round(float(time), 1))]
     present = sample.chance(0.5)
@@ -164,7 +159,6 @@ def holds(sample: Sample) -> Demonstration:
 
 
 def happens(sample: Sample) -> Demonstration:
-    """Which of the annotated events is going on at a moment."""
     events, clip = _events(sample), _clip(sample)
     sample.require(len(events) >= 2)
     times = [
@@ -199,7 +193,6 @@ def _search(sample: Sample, event: str) -> tuple[Event, list[float]]:
 
 
 def cut(sample: Sample) -> Demonstration:
-    """The second at which one scene gives way to another."""
     event, times = _search(sample, "cut")
     sample.check(len(times) == 1, "not_shown")
     answer = f"{times[0]:.2f}"
@@ -208,7 +201,6 @@ def cut(sample: Sample) -> Demonstration:
 
 
 def motion(sample: Sample) -> Demonstration:
-    """In which of several spans of time something moves."""
     event, times = _search(sample, "motion")
     sample.check(event.start <= times[0] <= event.end, "not_shown")
     sample.narrator.remark("motion", time=f"{times[0]:.2f}")
@@ -243,7 +235,6 @@ class Track:
 
     @property
     def frames(self) -> list[int]:
-        """Frame numbers in ascending order."""
         return [int(region.frame or 0) for region in self.regions]
 
 
@@ -322,7 +313,6 @@ def _displacement(sample: Sample, boxes: Sequence[Box]) -> tuple[float, float, f
 
 
 def direction(sample: Sample) -> Demonstration:
-    """The direction in which a thing moves from the first to the last frame."""
     return _direction_of(sample, sample.pick(_tracks(sample)))
 
 
@@ -343,7 +333,6 @@ def _direction_of(sample: Sample, track: Track, choices: bool = True) -> Demonst
 
 
 def ends(sample: Sample) -> Demonstration:
-    """Ask where an object ends: its final position in the 3 x 3 grid of the frame."""
     track = sample.pick(_tracks(sample))
     _ask(sample, track, what=track.what)
     value = _end_of(sample, track)
@@ -359,7 +348,6 @@ def _end_of(sample: Sample, track: Track) -> str:
 
 
 def end_of_it(sample: Sample) -> Demonstration:
-    """The direction in which a thing moves, then where it ends."""
     track = sample.pick([track for track in _tracks(sample) if not track.shortened])
     sample.follow(
         "spatio_temporal_tracking", "direction", lambda earlier: _direction_of(earlier, track, choices=False)
@@ -370,7 +358,6 @@ def end_of_it(sample: Sample) -> Demonstration:
 
 
 def moves(sample: Sample) -> Demonstration:
-    """Whether a thing moves at all."""
     tracks = [(track, _displacement(sample, track.boxes)[2]) for track in _tracks(sample)]
 
     def still(track: Track) -> bool:
@@ -387,7 +374,6 @@ def moves(sample: Sample) -> Demonstration:
 
 
 def grows(sample: Sample) -> Demonstration:
-    """Whether a thing gets larger or smaller."""
     track = sample.pick(_tracks(sample))
     growth = geometry.area(track.boxes[-1]) / geometry.area(track.boxes[0])
     sample.require(growth >= MIN_GROWTH or growth <= 1 / MIN_GROWTH or 0.93 < growth < 1.08)
@@ -404,7 +390,6 @@ def _size_change(growth: float, clear: float) -> str:
 
 
 def half(sample: Sample) -> Demonstration:
-    """Whether a thing ends in a half of the frame."""
     track = sample.pick(_tracks(sample))
     axis = int(sample.rng.integers(2))
     low, high = ("left", "right") if axis == 0 else ("upper", "lower")
@@ -418,7 +403,6 @@ def half(sample: Sample) -> Demonstration:
 
 
 def farther(sample: Sample) -> Demonstration:
-    """Which of two things ends farther from where it began."""
     pair = sample.shuffled(_tracks(sample))[:2]
     sample.require(len(pair) == 2)
     truth = [_displacement(sample, track.boxes)[2] for track in pair]
