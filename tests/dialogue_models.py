@@ -113,6 +113,7 @@ class ScriptedSession:
     calls: list[tuple[list[int], int, SamplingParams]] = field(default_factory=list)
     """Tokens, number of views and sampling parameters of each `generate`."""
     closed: int = 0
+    kept: int = 0
 
     async def generate(
         self,
@@ -131,6 +132,9 @@ class ScriptedSession:
             line = [*self.renderer.tokenizer.encode(line, add_special_tokens=False), self.renderer.spec.stop]
         cut = line[: sampling.max_tokens]
         return Completion(cut, [-0.5] * len(cut), "stop" if len(cut) == len(line) else "length")
+
+    def keep(self) -> None:
+        self.kept += 1
 
     def close(self) -> None:
         self.closed += 1

@@ -11,21 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
+from ray.exceptions import RayError
 
 from pixelis.actors.cluster import freeze_gc, lower_priority, use_reserved_gpus
 from pixelis.actors.episode_tools import BoundTools, EnvironmentTools
 from pixelis.actors.group_views import first_views
-from pixelis.actors.rollout_messages import RolloutRequest
+from pixelis.actors.rollout_messages import ClientContent, EpisodeSoFar, RolloutRequest
+from pixelis.actors.toolbox import InitialViews, Outcome
 from pixelis.actors.toolbox_pool import ToolboxPool
+from pixelis.actors.toolbox_work import Opened
 from pixelis.config import Config
-from pixelis.dialogue.agent import Episode, Limits, run_episode
+from pixelis.dialogue.agent import Episode, Limits, Resume, Said, run_episode
 from pixelis.dialogue.augmentation import AugmentedSession, alternate
 from pixelis.dialogue.render import Renderer
-from pixelis.dialogue.session import Completion, SamplingParams, Session, TokenCallback
+from pixelis.dialogue.session import Completion, SamplingParams, Session, Start, TokenCallback
 from pixelis.engines import start_engine
+from pixelis.errors import BadInput
 from pixelis.operations import select
-from pixelis.operations.environment import environment_of, select_environments
-from pixelis.records import Group, Turn
+from pixelis.operations.environment import PARENT, environment_of, select_environments
+from pixelis.records import Group, Media, Observation, Turn
 from pixelis.telemetry import logs, tracing
 from pixelis.telemetry.metrics import count, publish
 
@@ -196,18 +200,28 @@ class Generator:
         d, question, sampling = self.config.dialogue, request.question, request.sampling
         turn_tokens = min(sampling.max_tokens, d.max_turn_tokens)
         limits = Limits(request.max_turns or d.max_turns, turn_tokens, d.max_context, d.max_images)
-        augmentations = alternate(request.augmentations, request.samples)
+        self.renderer.offered(question, request.operations)  # its errors are the caller's
+        numbers = range(request.sample, request.sample + request.samples)
+        augmentations = alternate(request.augmentations, numbers.stop)[numbers.start :]
+        starts = [Start(number) for number in numbers]
+        if request.resume:
+            earlier = [so_far.trajectory for so_far in request.resume]
+            starts = list(map(Start.after, earlier, numbers))
         sessions, environments = list[Session](), list[EnvironmentTools]()
         tags = {"generator": str(self.index)}
         self.running += 1
         publish({"engine/running": self.running}, tags)
         try:
-            for name in augmentations:
-                session = await self.engine.open(request.group_id)
-                sessions.append(session if name is None else AugmentedSession(session, name))
+            for name, start in zip(augmentations, starts, strict=True):
+                session = await self.engine.open(request.group_id, start)
+                first = start.prompt[1] if start.turns else None
+                sessions.append(session if name is None else AugmentedSession(session, name, first))
             version = self.engine.version
-            opened, (images, views) = await self.tools.open(question.media, request.pictures)
+            opened, (images, views) = await self._open(question.media, request)
+            resume = [await self._resume(so_far, views, request) for so_far in request.resume]
             if request.operations and environment_of(question, self.renderer.environments) is not None:
+                if resume:
+                    raise BadInput("an environment cannot be left and resumed", code="environment_left")
                 environments += [EnvironmentTools(self.tools, opened, question) for _ in sessions]
             tools = BoundTools(self.tools, opened) if request.operations else None
             episodes = await asyncio.gather(
@@ -220,9 +234,11 @@ class Generator:
                         views,
                         environments[i] if environments else tools,
                         limits,
-                        replace(sampling, max_tokens=turn_tokens, seed=sampling.seed + i),
+                        replace(sampling, max_tokens=turn_tokens, seed=sampling.seed + numbers[i]),
                         group_id=request.group_id,
                         policy_version=version,
+                        trajectory_id=resume[i].episode.trajectory.id if resume else None,
+                        resume=resume[i] if resume else None,
                         on_turn=partial(watch, i) if watch is not None else None,
                         on_text=read if i == 0 else None,
                     )
@@ -245,6 +261,40 @@ class Generator:
             return group, {}, []
         added = {e.trajectory.id: e.views[len(views) :] if e.trajectory.images else None for e in episodes}
         return group, added, await first_views(question.media, images, views, request.known)
+
+    async def _open(self, media: Sequence[Media], request: RolloutRequest) -> tuple[Opened, InitialViews]:
+        pictures = {item.id: request.pictures[item.id] for item in media if item.id in request.pictures}
+        return await self.tools.open(list(media), pictures)
+
+    async def _resume(
+        self, so_far: EpisodeSoFar, first: Sequence[np.ndarray], request: RolloutRequest
+    ) -> Resume:
+        """An episode with its views, which begin with the ``first``, and what its client said, with views."""
+        trajectory, views = so_far.trajectory, list(first)
+        if so_far.added is not None:
+            try:
+                views += (await so_far.added)[so_far.added_id or trajectory.id] or []
+            except RayError:
+                message = "the pictures of the episode are lost"
+                raise BadInput(message, code="episode_lost", fix="begin it again") from None
+
+        async def read(content: ClientContent) -> Outcome:
+            if any(item.kind != "image" for item in content.media):
+                raise BadInput("a client's reply has pictures, but no clips", code="no_clips")
+            _, (images, shown) = await self._open(content.media, request)
+            images = [image.model_copy(update={"id": "", "parent": PARENT}) for image in images]
+            return Observation(status="ok", text=content.text, images=images), list(shown)
+
+        said = [
+            Said(
+                results=[await read(content) for content in item.results],
+                message=await read(item.message) if item.message is not None else None,
+                reply=item.reply,
+                calls=item.calls,
+            )
+            for item in so_far.said
+        ]
+        return Resume(Episode(trajectory, views[: len(trajectory.images)]), said)
 
 
 async def _traced_episode(session: Session, *arguments: Any, **details: Any) -> Episode:
@@ -274,6 +324,9 @@ class TracedSession:
             completion = await self.session.generate(tokens, views, sampling, on_tokens)
             span.set_attribute("pixelis.tokens", len(completion.tokens))
             return completion
+
+    def keep(self) -> None:
+        self.session.keep()
 
     def close(self) -> None:
         self.session.close()

@@ -1,7 +1,8 @@
 """The agent loop: the policy takes turns and operations are executed until it answers or reaches a limit.
 
 An episode is a coroutine: engines and tools batch over concurrent ones. Its failures become stop reasons and
-observations, never exceptions that would end others.
+observations, never exceptions that would end others. A call of a client's function interrupts it; with the results
+the client goes on, maybe on another machine.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,7 +22,7 @@ from pixelis.config import DialogueConfig
 from pixelis.dialogue.dialects import Reply
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import SamplingParams, Session
-from pixelis.errors import DeadlineExceeded, InfraFailure, PixelisError
+from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, PixelisError
 from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory, Turn, new_id
 
 log = logging.getLogger(__name__)
@@ -120,9 +121,12 @@ class Resume:
 def up_to(trajectory: Trajectory, policy_turns: int) -> Trajectory:
     """A new trajectory, for a branch, with the turns up to this number of policy turns, or none."""
     ends = [0, *(place for place, turn in enumerate(trajectory.turns, 1) if turn.is_policy)]
-    turns = trajectory.turns[: ends[policy_turns]]
+    turns, after = trajectory.turns[: ends[policy_turns]], trajectory.turns[ends[policy_turns] :]
     images = trajectory.images[: sum(len(turn.images) for turn in turns)]
-    return trajectory.model_copy(update={"id": new_id("traj"), "turns": turns, "images": images})
+    update = {"id": new_id("traj"), "turns": turns, "images": images}
+    if after:
+        update["stop_reason"] = StopReason.CALL if after[0].role == "tool" else StopReason.NO_ACTION
+    return trajectory.model_copy(update=update)
 
 
 async def run_episode(
@@ -139,26 +143,42 @@ async def run_episode(
     trajectory_id: str | None = None,
     on_turn: TurnCallback | None = None,
     on_text: TextCallback | None = None,
+    resume: Resume | None = None,
 ) -> Episode:
     """Run one episode on an engine, and close its session; only cancellation is raised.
 
     A prompt that does not fit gives an episode without turns or images. Engine failures end the episode with
-    ``error`` or ``deadline`` and their code in ``unscored``.
+    ``error`` or ``deadline`` and their code in ``unscored``, as do replies of a client that do not fit the calls
+    (``wrong_results``). With ``resume`` the episode goes on, in a copy, on a session that starts after it; it may
+    end before another policy turn, at a limit. The engine may then keep what it computed.
     """
-    trajectory = Trajectory(
-        id=trajectory_id or new_id("traj"),
-        question_id=question.id,
-        group_id=group_id,
-        dialect=renderer.dialect.name,
-        images=[image.model_copy() for image in images],
-        policy_version=policy_version,
-    )
-    episode = Episode(trajectory, list(views))
-    started = time.perf_counter()
+    if resume is not None and resume.episode.trajectory.turns:
+        earlier = resume.episode.trajectory
+        fresh: dict[str, Any] = {"turns": [*earlier.turns], "images": [*earlier.images], "answer": None}
+        fresh["policy_version"] = min(earlier.policy_version, policy_version)
+        episode = Episode(earlier.model_copy(update=fresh), [*resume.episode.views])
+    else:
+        trajectory = Trajectory(
+            id=trajectory_id or new_id("traj"),
+            question_id=question.id,
+            group_id=group_id,
+            dialect=renderer.dialect.name,
+            images=[image.model_copy() for image in images],
+            policy_version=policy_version,
+        )
+        episode = Episode(trajectory, list(views))
+    trajectory, said = episode.trajectory, resume.said if resume is not None else ()
+    started = time.perf_counter() - trajectory.seconds
     try:
         conversation = _TokenConversation(session, renderer, tools is not None, limits, sampling, on_text)
-        trajectory.stop_reason = await play(conversation, question, episode, tools, limits, on_turn)
+        conversation.resume(question, episode)
+        stop = await _begin(conversation, question, episode, tools) if not trajectory.turns else None
+        stop = stop or await _hear(conversation, episode, tools, limits, said, on_turn)
+        stop = stop or await _take_turns(conversation, question, episode, tools, limits, on_turn)
+        trajectory.stop_reason = stop
         _check_views(renderer, episode)
+        if resume is not None:
+            session.keep()
     except (TimeoutError, DeadlineExceeded):
         trajectory.stop_reason, trajectory.unscored = StopReason.DEADLINE, "deadline_exceeded"
     except Exception as error:  # one broken episode must not end the others in this process
@@ -191,6 +211,13 @@ async def play(
     Calls in the last allowed turn are not executed, and observations that do not fit are not appended.
     Failures of the policy are raised.
     """
+    stop = await _begin(conversation, question, episode, tools)
+    return stop or await _take_turns(conversation, question, episode, tools, limits, on_turn)
+
+
+async def _begin(
+    conversation: Conversation, question: Question, episode: Episode, tools: Tools | None
+) -> StopReason | None:
     trajectory = episode.trajectory
     if isinstance(tools, StatefulTools):
         observation, views = await tools.reset()
@@ -200,7 +227,60 @@ async def play(
     if isinstance(prompt, StopReason):
         return prompt
     trajectory.turns += prompt
-    for number in range(limits.max_turns):
+    return None
+
+
+async def _hear(
+    conversation: _TokenConversation,
+    episode: Episode,
+    tools: Tools | None,
+    limits: Limits,
+    said: Sequence[Said],
+    on_turn: TurnCallback | None,
+) -> StopReason | None:
+    """Append what the client said, and what our operations of the same turns observe."""
+    trajectory = episode.trajectory
+    if trajectory.policy_turns >= limits.max_turns:
+        return StopReason.OVER_TURN
+    for item in said:
+        last = trajectory.turns[-1]
+        actions: Sequence[Action] = last.actions if trajectory.stop_reason is StopReason.CALL else ()
+        # Whether or not the client offers them now too
+        functions = {action.op for action in actions if action.op not in conversation.renderer.operations}
+        quotes = item.reply is not None or bool(item.calls)
+        if quotes:
+            quote = conversation.quote(item.reply or "", item.calls, trajectory.images)
+            changed = {"text": f"{last.text}\n{quote.text}", "tokens": [*last.tokens, *quote.tokens]}
+            trajectory.turns[-1] = last.model_copy(update=changed)
+            actions, functions = item.calls, {action.op for action in item.calls}
+        missing = sum(action.op in functions for action in actions) - len(item.results)
+        if quotes == last.is_policy or missing or not (item.results or item.message):
+            raise BadInput("what the client said does not follow from the turn before", code="wrong_results")
+        results = await _operate_all(tools, actions, trajectory, functions, item.results)
+        shown, message = results, None
+        if item.message is not None:
+            message, views = item.message
+            named = name_pictures(trajectory.images, message.images)
+            message = message.model_copy(update={"images": named})
+            shown = [*results, (message, views)]
+        turns = conversation.observe(shown, len(trajectory.images), message)
+        if (stop := _show(episode, shown, turns, limits, on_turn)) is not None:
+            return stop
+    if trajectory.turns[-1].is_policy:
+        raise BadInput("the client said nothing after a policy turn", code="wrong_results")
+    return None
+
+
+async def _take_turns(
+    conversation: Conversation,
+    question: Question,
+    episode: Episode,
+    tools: Tools | None,
+    limits: Limits,
+    on_turn: TurnCallback | None,
+) -> StopReason:
+    trajectory, functions = episode.trajectory, {function.name for function in question.functions}
+    while True:
         turn, reply, limit = await conversation.policy_turn(trajectory.images)
         trajectory.turns.append(turn)
         if turn.error == "bad_token":
@@ -214,26 +294,39 @@ async def play(
             return StopReason.ANSWER
         if reply.action is None and reply.error is None:
             return StopReason.NO_ACTION
-        if number == limits.max_turns - 1:
+        if trajectory.policy_turns >= limits.max_turns:
             return StopReason.OVER_TURN
+        if any(action.op in functions for action in turn.actions):
+            return StopReason.CALL
         results = await _operate_all(tools, turn.actions, trajectory)
         if not results:
             assert reply.error is not None
             results.append((Observation(status="error", code=reply.error.code, text=reply.error.message), []))
-        if len(trajectory.images) + sum(len(views) for _, views in results) > limits.max_images:
-            return StopReason.OVER_IMAGES
-        tool_turns = conversation.observe(results, len(trajectory.images))
-        if isinstance(tool_turns, StopReason):
-            return tool_turns
-        for tool_turn, (observation, views) in zip(tool_turns, results, strict=True):
-            trajectory.turns.append(tool_turn)
-            trajectory.images += observation.images
-            episode.views += views
-            if on_turn is not None:
-                on_turn(tool_turn, views)
-        if any(is_done(observation) for observation, _ in results):
-            return StopReason.DONE
-    raise AssertionError("the last turn returns")
+        turns = conversation.observe(results, len(trajectory.images))
+        if (stop := _show(episode, results, turns, limits, on_turn)) is not None:
+            return stop
+
+
+def _show(
+    episode: Episode,
+    shown: Sequence[Outcome],
+    turns: list[Turn] | StopReason,
+    limits: Limits,
+    on_turn: TurnCallback | None,
+) -> StopReason | None:
+    """Append the turns that show these observations, unless that exceeds a limit."""
+    trajectory = episode.trajectory
+    if len(trajectory.images) + sum(len(views) for _, views in shown) > limits.max_images:
+        return StopReason.OVER_IMAGES
+    if isinstance(turns, StopReason):
+        return turns
+    for turn, (observation, views) in zip(turns, shown, strict=True):
+        trajectory.turns.append(turn)
+        trajectory.images += observation.images
+        episode.views += views
+        if on_turn is not None:
+            on_turn(turn, views)
+    return StopReason.DONE if any(is_done(observation) for observation, _ in shown) else None
 
 
 class _TokenConversation:
@@ -250,14 +343,21 @@ class _TokenConversation:
     ):
         self.session, self.renderer, self.operations, self.limits = session, renderer, operations, limits
         self.sampling, self.on_text = sampling, on_text
-        self.used = 0
+        self.used, self.open = 0, False
         self.tokens: list[int] = []
         self.views: list[np.ndarray] = []
+
+    def resume(self, question: Question, episode: Episode) -> None:
+        """Go on after the turns of an episode, which the session hears again."""
+        self.offered = self.renderer.offered(question, self.operations)
+        replies = episode.trajectory.replies
+        if replies:
+            self.tokens, self.views = episode.trajectory.token_ids(), list(episode.views)
+            self.used, self.open = len(self.tokens), replies[-1].tokens[-1:] != [self.renderer.spec.stop]
 
     def begin(
         self, question: Question, images: Sequence[ImageView], views: Sequence[np.ndarray]
     ) -> list[Turn] | StopReason:
-        self.offered = self.renderer.offered(question, self.operations)
         if len(images) > self.limits.max_images:
             return StopReason.OVER_IMAGES
         if [view.shape for view in views] != _shapes(images):
@@ -265,10 +365,12 @@ class _TokenConversation:
         return self._send(self.renderer.prompt(question, images, self.operations), views)
 
     def _send(self, turns: list[Turn], views: Sequence[np.ndarray]) -> list[Turn] | StopReason:
-        self.tokens, self.views = [token for turn in turns for token in turn.tokens], list(views)
-        if self.used + len(self.tokens) >= self.limits.max_context:
+        tokens = [token for turn in turns for token in turn.tokens]
+        if self.used + len(tokens) >= self.limits.max_context:
             return StopReason.OVER_CONTEXT
-        self.used += len(self.tokens)
+        self.used += len(tokens)
+        self.tokens += tokens
+        self.views += views
         return turns
 
     async def policy_turn(self, images: Sequence[ImageView]) -> tuple[Turn, Reply, StopReason | None]:
@@ -277,6 +379,7 @@ class _TokenConversation:
         on_tokens = renderer.listener(self.on_text) if self.on_text is not None else None
         sampling = dataclasses.replace(self.sampling, max_tokens=room, stop=renderer.dialect.stop)
         completion = await self.session.generate(self.tokens, self.views, sampling, on_tokens)
+        self.tokens, self.views = [], []
         tokens, log_probs = completion.tokens, completion.log_probs
         self.open = bool(tokens) and tokens[-1] != renderer.spec.stop
         # An engine with a fault must not train the policy
@@ -292,23 +395,42 @@ class _TokenConversation:
         limit = StopReason.LENGTH if room == limits.max_turn_tokens else StopReason.OVER_CONTEXT
         return turn, reply, limit if completion.finish == "length" else None
 
-    def observe(self, results: Sequence[Outcome], images_so_far: int) -> list[Turn] | StopReason:
-        turns = list[Turn]()
-        for place, (observation, _) in enumerate(results):
-            turns.append(self.renderer.observation(observation, images_so_far, place, len(results)))
+    def quote(self, text: str, calls: Sequence[Action], images: Sequence[ImageView]) -> Turn:
+        """What a client puts in the place of a policy turn."""
+        turn = self.renderer.reply(text, calls, images)
+        self.tokens += turn.tokens
+        self.used, self.open = self.used + len(turn.tokens), False
+        return turn
+
+    def observe(
+        self, results: Sequence[Outcome], images_so_far: int, message: Observation | None = None
+    ) -> list[Turn] | StopReason:
+        """message: the last of the results, if it is a further message of the user."""
+        turns, count = list[Turn](), len(results) - (message is not None)
+        for place, (observation, _) in enumerate(results[:count]):
+            turns.append(
+                self.renderer.observation(observation, images_so_far, place, count, opens=message is None)
+            )
             images_so_far += len(observation.images)
-        if self.open:  # the dialect's stop text ended the turn; the stop token is not learnt
+        if message is not None:
+            turns.append(self.renderer.message(message.text, message.images, bool(self.offered), not turns))
+        if self.open:  # the end of the policy's turn was not sampled, and is not learnt
             turns[0].tokens.insert(0, self.renderer.spec.stop)
         return self._send(turns, [view for _, views in results for view in views])
 
 
 def show_start(question: Question, images: list[ImageView], observation: Observation) -> Question:
     """The question with what its environment shows first; its images get new names in ``images``."""
-    used = {image.id for image in images}
-    free = (name for name in (f"img{number}" for number in itertools.count()) if name not in used)
-    images += [image.model_copy(update={"id": next(free)}) for image in observation.images]
+    images += name_pictures(images, observation.images)
     text = "\n".join(filter(None, (question.question, observation.text)))
     return question.model_copy(update={"question": text})
+
+
+def name_pictures(images: Sequence[ImageView], new: Sequence[ImageView]) -> list[ImageView]:
+    """New images with the next free names, img1 and on."""
+    used = {image.id for image in images}
+    free = (name for name in (f"img{number}" for number in itertools.count()) if name not in used)
+    return [image.model_copy(update={"id": next(free)}) for image in new]
 
 
 def is_done(observation: Observation) -> bool:
@@ -317,12 +439,23 @@ def is_done(observation: Observation) -> bool:
 
 
 async def _operate_all(
-    tools: Tools | None, actions: Sequence[Action], trajectory: Trajectory
+    tools: Tools | None,
+    actions: Sequence[Action],
+    trajectory: Trajectory,
+    functions: Collection[str] = (),
+    theirs: Sequence[Outcome] = (),
 ) -> list[Outcome]:
-    results, successes = list[Outcome](), trajectory.operations_ok
-    for action in actions if tools is not None else ():
-        assert tools is not None
-        observation, views = await _operate(tools, action, trajectory, successes)
+    """The observations of calls in order; ``theirs``: those of the client's ``functions``."""
+    results, successes, from_client = list[Outcome](), trajectory.operations_ok, iter(theirs)
+    for action in actions:
+        if action.op in functions:
+            observation, views = next(from_client)
+            data = {"op": action.op, "target": action.target, "client": True}
+            observation = name_observation(observation.model_copy(update={"data": data}), successes)
+        elif tools is not None:
+            observation, views = await _operate(tools, action, trajectory, successes)
+        else:
+            break
         results.append((observation, views))
         successes += observation.status == "ok"
         if is_done(observation):

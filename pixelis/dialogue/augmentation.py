@@ -64,10 +64,11 @@ def corrected(trajectory: Trajectory, views: Sequence[Pixels], name: str) -> lis
 
 
 class AugmentedSession:
-    """A session that corrects its views, by those of the question."""
+    """A session that corrects its views, by those of the question; ``first``: their number, if more come first."""
 
-    def __init__(self, session: Session, name: str):
-        self.session, self.name = session, name
+    def __init__(self, session: Session, name: str, first: int | None = None):
+        self.session, self.name, self.first = session, name, first
+        self.begun = False
         self.correction: Correction | None = None
 
     async def generate(
@@ -77,10 +78,14 @@ class AugmentedSession:
         sampling: SamplingParams,
         on_tokens: TokenCallback | None = None,
     ) -> Completion:
-        if self.correction is None and views:
-            self.correction = Correction(self.name, views)
-        shown = [self.correction(view) for view in views] if self.correction is not None else []
+        if not self.begun and (shown := views[: self.first]):
+            self.correction = Correction(self.name, shown)
+        self.begun = True
+        shown = list(map(self.correction, views)) if self.correction is not None else views
         return await self.session.generate(tokens, shown, sampling, on_tokens)
+
+    def keep(self) -> None:
+        self.session.keep()
 
     def close(self) -> None:
         self.session.close()

@@ -22,6 +22,7 @@ from pixelis.dialogue.session import TokenCallback
 from pixelis.errors import BadConfig, BadInput, OperationError
 from pixelis.families.family import ModelSpec
 from pixelis.operations.environment import Environment, environment_of
+from pixelis.operations.function import function_operation
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView, Observation, Question, Turn
@@ -106,20 +107,40 @@ class Renderer:
             )
 
     def offered(self, question: Question, operations: bool = True) -> dict[str, type[Operation]]:
-        """The operations that the policy may use for this question, by name; none without ``operations``."""
-        if not operations:
-            return {}
-        if (environment := environment_of(question, self.environments)) is not None:
-            return {action.name: action for action in environment.actions}
-        names = self.operations if question.tools is None else question.tools
-        return {name: operation for name, operation in self.operations.items() if name in names}
+        """The operations that the policy may use for this question, by name.
+
+        Without ``operations`` only the client's functions. Raises BadInput if these cannot be offered.
+        """
+        own: Mapping[str, type[Operation]] = {}
+        if operations and (environment := environment_of(question, self.environments)) is not None:
+            own = {action.name: action for action in environment.actions}
+        elif operations:
+            names = self.operations if question.tools is None else question.tools
+            own = {name: operation for name, operation in self.operations.items() if name in names}
+        for function in question.functions:
+            if not self.dialect.functions:
+                raise BadInput(
+                    f"dialogue.dialect {self.dialect.name} has no form for the function {function.name}",
+                    code="no_functions",
+                    fix="set dialogue.dialect=qwen",
+                )
+            if question.environment is not None:
+                message = "a question with an environment has no functions of a client"
+                raise BadInput(message, code="no_functions")
+            if function.name in self.operations:
+                raise BadInput(
+                    f"the function {function.name} is called as an operation of the service",
+                    code="name_taken",
+                    fix="rename it, or take the operation out of toolbox.operations",
+                )
+        return {**own, **{function.name: function_operation(function) for function in question.functions}}
 
     def prompt(self, question: Question, views: Sequence[ImageView], operations: bool = True) -> list[Turn]:
         """The turns before the first policy token, which end with the assistant's opener.
 
         An earlier exchange is one user turn, whose tokens include the answer. With ``dialogue.system: row``
         the row's system message replaces the dialect's instructions. A dialect without a system turn gets
-        that of the model's chat template.
+        that of the model's chat template. A client's own comes before the instructions.
         """
         turns = []
         offered = self.offered(question, operations)
@@ -127,9 +148,11 @@ class Renderer:
         system: Sequence[Piece] = self.dialect.pieces(own) if isinstance(own, str) else []
         instruct = self.system and not system
         if instruct:
-            system = (
-                self.dialect.system(views, offered, self.coordinates, self.max_calls) or self._template_system
-            )
+            system = self.dialect.system(views, offered, self.coordinates, self.max_calls)
+            if not system and not question.system:
+                system = self._template_system
+        if question.system:
+            system = [question.system, *(["\n\n", *system] if system else [])]
         if system:
             text = _clean("".join(piece for piece in system if isinstance(piece, str)))
             tokens = self._encode([*self._openers["system"], *system, *self._closers["system"]])
@@ -178,7 +201,13 @@ class Renderer:
         return [*opener, *self.dialect.pieces(self._begun)]
 
     def _exchange(
-        self, question: str, views: Sequence[ImageView], tools: bool, instruct: bool, answer: Sequence[str]
+        self,
+        question: str,
+        views: Sequence[ImageView],
+        tools: bool,
+        instruct: bool,
+        answer: Sequence[str] = (),
+        before: Sequence[Piece] = (),
     ) -> Turn:
         pieces = self.dialect.question(question, views, tools, instruct)
         texts = ("".join(p for p in part if isinstance(p, str)) for part in (pieces, answer))
@@ -188,16 +217,31 @@ class Renderer:
         opener = self._openers["user"]
         if pieces and isinstance(pieces[0], ImageView):
             opener = self._openers.get("image", opener)
-        tokens = self._encode([*opener, *pieces, *self._closers["user"], *reply])
+        tokens = self._encode([*before, *opener, *pieces, *self._closers["user"], *reply])
         return Turn(role="user", text=text, tokens=tokens, images=[view.id for view in views])
 
+    def message(self, text: str, views: Sequence[ImageView], tools: bool, first: bool = True) -> Turn:
+        """A user's further message after the policy's turn, or after observations if it is not the ``first``."""
+        return self._exchange(text, views, tools, self.system, before=self._after_stop if first else ())
+
+    def reply(self, text: str, calls: Sequence[Action], images: Sequence[ImageView]) -> Turn:
+        """What a client puts in the place of a policy turn after the views ``images``: an answer, or calls."""
+        if not calls:
+            return self._said(self.dialect.render(text, self._scale(images)))
+        return self._said([*([text, "\n"] if text else []), *self.dialect.render(calls, self._scale(images))])
+
     def observation(
-        self, observation: Observation, images_so_far: int = 0, place: int = 0, count: int = 1
+        self,
+        observation: Observation,
+        images_so_far: int = 0,
+        place: int = 0,
+        count: int = 1,
+        opens: bool = True,
     ) -> Turn:
         """From the end of the policy's turn to the assistant's next opener, with an observation in between.
 
         Of the ``count`` observations of a turn with several calls, which are one turn of the chat, this is
-        the part ``place``.
+        the part ``place``. Without ``opens`` a message follows before that opener.
         """
         last = place == count - 1
         pieces = self.dialect.observation(observation, images_so_far, self.system and last)
@@ -205,7 +249,7 @@ class Renderer:
             "".join(piece for piece in pieces if isinstance(piece, str) and not isinstance(piece, Tag))
         )
         opener = ["\n"] if place else [*self._after_stop, *self._openers["user"]]
-        closer = [*self._closers["user"], *self._policy_opener] if last else []
+        closer = [*self._closers["user"], *(self._policy_opener if opens else [])] if last else []
         tokens = self._encode([*opener, *pieces, *closer])
         images = [view.id for view in observation.images]
         return Turn(role="tool", text=text, tokens=tokens, images=images, observation=observation)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from pixelis.errors import BadInput
+from pixelis.records import Trajectory, Turn
 
 MIN_TEMPERATURE = 0.01
 """Lowest temperature above 0, as vLLM's: below it logits overflow."""
@@ -46,6 +48,31 @@ class SamplingParams:
             raise BadInput(f"top_log_probs {self.top_log_probs} is outside 0 to {MAX_TOP_LOG_PROBS}")
 
 
+@dataclass(frozen=True)
+class Start:
+    """Where in an episode a session starts: its random numbers are those of a session for the whole episode.
+
+    ``ordinal``: number of the episode in its group. ``turns``: those that the policy has taken. ``prompt`` and
+    ``so_far``: numbers of tokens and views of the first prompt, and of all until the end of these turns.
+    """
+
+    ordinal: int = 0
+    turns: int = 0
+    prompt: tuple[int, int] = (0, 0)
+    so_far: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def after(cls, trajectory: Trajectory, ordinal: int = 0) -> Start:
+        """After the last turn of a trajectory, which is the policy's."""
+
+        def sizes(turns: Iterable[Turn]) -> tuple[int, int]:
+            counts = [(len(turn.tokens), len(turn.images)) for turn in turns]
+            return sum(tokens for tokens, _ in counts), sum(views for _, views in counts)
+
+        prompt = itertools.takewhile(lambda turn: not turn.is_policy, trajectory.turns)
+        return cls(ordinal, trajectory.policy_turns, sizes(prompt), sizes(trajectory.turns))
+
+
 @dataclass(slots=True)
 class Completion:
     """One generated turn, the stop token included.
@@ -76,11 +103,15 @@ class Session(Protocol):
         sampling: SamplingParams,
         on_tokens: TokenCallback | None = None,
     ) -> Completion:
-        """Append the new tokens (at first the whole prompt), then generate one turn.
+        """Append the new tokens (at first all until the end of the prompt), then generate one turn.
 
         ``views``: uint8 [h, w, 3], one per run of image pads. Raises BadInput if tokens and views disagree,
         InfraFailure if the engine fails. Cancelling the call closes the session.
         """
+        ...
+
+    def keep(self) -> None:
+        """Let a later session that starts where this one is closed reuse what was computed, if possible."""
         ...
 
     def close(self) -> None:

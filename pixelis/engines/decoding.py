@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,13 +79,20 @@ class Past:
     position: int
     origin: int
 
+    @torch.inference_mode()
+    def alone(self) -> Past:
+        """The same without the other rows of its cache, which then need not stay in memory."""
+        row = torch.tensor([self.row], device=self.store.valid.device)
+        return replace(self, store=join([(self.store, row)], 0), row=0)
+
 
 @dataclass(slots=True)
 class Row:
     """One request of a wave.
 
     key: rows with equal keys and prompts are prefilled once; None is never shared. stream: seed of the row's
-    random numbers. on_token: called with the number and the id of each new token. `Decoder.prepare` sets the
+    random numbers. prompt: numbers of tokens and views that are the first prompt, if they are not all.
+    on_token: called with the number and the id of each new token. `Decoder.prepare` sets the
     others: ids from the last sampled token on, positions, the next free one, hash of the first prompt,
     digests of the views.
     """
@@ -96,6 +103,7 @@ class Row:
     past: Past | None = None
     key: object = None
     stream: tuple[int, ...] = ()
+    prompt: tuple[int, int] | None = None
     on_token: Callable[[int, int], None] | None = None
     ids: Int64[np.ndarray, " tokens"] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     positions: Int64[np.ndarray, "3 tokens"] = field(default_factory=lambda: np.empty((3, 0), dtype=np.int64))
@@ -120,7 +128,9 @@ class Decoder:
         start = 0 if past is None else past.position
         row.positions, row.free = self.spec.family.positions(self.spec, row.ids, sizes, start)
         row.digests = [view_digest(view) for view in row.views]
-        prompt = hashlib.blake2b(b"".join([row.ids.tobytes(), *row.digests]), digest_size=8)
+        length, shown = row.prompt or (None, None)
+        first = [row.ids[:length].tobytes(), *row.digests[:shown]]
+        prompt = hashlib.blake2b(b"".join(first), digest_size=8)
         row.origin = int.from_bytes(prompt.digest()) if past is None else past.origin
 
     @torch.inference_mode()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from pixelis.dialogue.session import Start
 from pixelis.errors import BadInput, InfraFailure
 
 if TYPE_CHECKING:
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
 
 
 class EngineSession:
-    """One episode; see `dialogue.session.Session`. ordinal: its number among the sessions of its key."""
+    """One episode; see `dialogue.session.Session`."""
 
-    def __init__(self, engine: Any, prefix_key: str | None, ordinal: int):
-        self.engine, self.prefix_key, self.ordinal = engine, prefix_key, ordinal
-        self.turns, self.closed = 0, False
+    def __init__(self, engine: Any, prefix_key: str | None, start: Start):
+        self.engine, self.prefix_key, self.start = engine, prefix_key, start
+        self.turns, self.closed = start.turns, False
+
+    def keep(self) -> None:
+        """Does nothing in an engine with a cache of its own."""
 
     def check_turn(self, tokens: Sequence[int], views: Sequence[np.ndarray], busy: bool) -> None:
         """Raise InfraFailure if the session is closed, BadInput if it is busy or the request is invalid."""
@@ -72,17 +76,17 @@ class Engine(ABC, Generic[S]):
         if self._shutdown:
             raise InfraFailure("the engine is shut down", code="engine_closed")
 
-    async def open(self, prefix_key: str | None = None) -> S:
+    async def open(self, prefix_key: str | None = None, start: Start | None = None) -> S:
         """Open a session; waits while a `load` is pending.
 
         Sessions with equal keys must have equal first prompts (tokens and views), which are then prefilled
-        once.
+        once. start: by default at the first prompt, numbered among the open sessions of its key.
         """
         while not self._may_open.is_set():
             await self._may_open.wait()
         self._check_alive()
         counts = self._keys.setdefault(prefix_key, [0, 0]) if prefix_key is not None else [0, 0]
-        session = self.session_kind(self, prefix_key, counts[0])
+        session = self.session_kind(self, prefix_key, start or Start(counts[0]))
         counts[0] += 1
         counts[1] += 1
         self._sessions.add(session)

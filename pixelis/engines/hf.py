@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pixelis.dialogue.session import Completion, SamplingParams, TokenCallback
+from pixelis.dialogue.session import Completion, SamplingParams, Start, TokenCallback
 from pixelis.engines.decoding import Decoder, Past, Row
 from pixelis.engines.engine import Engine, EngineSession
 from pixelis.errors import InfraFailure, PixelisError
@@ -27,12 +27,15 @@ from pixelis.policy.adapters import is_vision
 from pixelis.policy.lora import BaseWeights, merge_into
 from pixelis.policy.model import load_model
 from pixelis.policy.model_path import fingerprint
+from pixelis.policy.samples import view_digest
 
 if TYPE_CHECKING:
     from pixelis import config
     from pixelis.policy.adapters import Adapter
 
 MAX_WAIT_S = 0.25
+MAX_KEPT = 32
+"""Most episodes whose keys and values wait for the next request of a client."""
 Outcome = tuple[Completion, Past] | PixelisError
 log = logging.getLogger(__name__)
 
@@ -48,9 +51,11 @@ class _Request:
 class HfSession(EngineSession):
     engine: HfEngine
 
-    def __init__(self, engine: HfEngine, prefix_key: str | None, ordinal: int):
-        super().__init__(engine, prefix_key, ordinal)
+    def __init__(self, engine: HfEngine, prefix_key: str | None, start: Start):
+        super().__init__(engine, prefix_key, start)
         self.past: Past | None = None
+        self.ids: list[int] = []
+        self.digests: list[bytes] = []
         self.waiting: _Request | None = None
 
     async def generate(
@@ -61,17 +66,40 @@ class HfSession(EngineSession):
         on_tokens: TokenCallback | None = None,
     ) -> Completion:
         self.check_turn(tokens, views, self.waiting is not None)
+        given, past, earlier = tokens, self.past, list[bytes]()
+        if not self.ids:
+            tokens, views, past, earlier = self._recall(tokens, views)
         # Sessions of one key sample the same prompt: equal seeds must not give equal turns.
-        stream = (self.engine.seed, self.engine.version, sampling.seed, self.ordinal, self.turns)
+        stream = (self.engine.seed, self.engine.version, sampling.seed, self.start.ordinal, self.turns)
         row = Row(
-            tokens, views, sampling, self.past, self.prefix_key, tuple(s & 0xFFFFFFFFFFFFFFFF for s in stream)
+            tokens, views, sampling, past, self.prefix_key, tuple(s & 0xFFFFFFFFFFFFFFFF for s in stream)
         )
+        row.prompt = self.start.prompt if self.start.turns else None
         row.on_token = _once(on_tokens) if on_tokens is not None else None
         try:
-            return await self.engine._submit(self, row)
+            completion = await self.engine._submit(self, row)
         except asyncio.CancelledError:
             self.close()
             raise
+        self.ids += [*given, *completion.tokens]
+        self.digests += [*earlier, *row.digests]
+        return completion
+
+    def _recall(
+        self, tokens: Sequence[int], views: Sequence[np.ndarray]
+    ) -> tuple[Sequence[int], Sequence[np.ndarray], Past | None, list[bytes]]:
+        """What of the first tokens and views is new after a kept past, if there is one, and its views' digests."""
+        length, shown = self.start.so_far
+        digests = [view_digest(view) for view in views[:shown]] if length else []
+        past = self.engine._kept.pop((tuple(tokens[:length]), *digests), None)
+        return (tokens, views, None, []) if past is None else (tokens[length:], views[shown:], past, digests)
+
+    def keep(self) -> None:
+        if self.past is not None and not self.closed:
+            kept = self.engine._kept
+            kept[(tuple(self.ids), *self.digests)] = self.past.alone()
+            if len(kept) > MAX_KEPT:
+                kept.pop(next(iter(kept)), None)
 
     def close(self) -> None:
         """Release the episode; the cache of a wave is freed with its last session."""
@@ -101,6 +129,7 @@ class HfEngine(Engine[HfSession]):
         self.max_num_seqs, self.seed = engine.max_num_seqs, seed
         self._decoder = Decoder(self.model, self.spec, self.tokenizer)
         self._base = BaseWeights()
+        self._kept: dict[tuple[object, ...], Past] = {}
         # OpenMP's number of threads is a setting of each thread: set it in the worker.
         self._worker = ThreadPoolExecutor(
             1, "hf-engine", initializer=torch.set_num_threads, initargs=(engine.threads,)
@@ -119,6 +148,7 @@ class HfEngine(Engine[HfSession]):
 
         async with self._loading(adapter):
             await asyncio.get_running_loop().run_in_executor(self._worker, merge)
+            self._kept.clear()
             self.version = version
 
     async def _free(self) -> None:
@@ -131,6 +161,7 @@ class HfEngine(Engine[HfSession]):
         if self._device.type == "cpu":
             return
         self._decoder.features.clear()
+        self._kept.clear()
         self.model.to(device)
         for name, weight in self._base.items():
             self._base[name] = weight.to(device)
@@ -241,6 +272,9 @@ class HfEngine(Engine[HfSession]):
         try:
             return self._decoder.run(rows)
         except Exception as error:
+            if self._kept:
+                self._kept.clear()
+                return self._decode(rows)
             if len(rows) == 1:
                 return [_typed(error)]
             # Out of memory, or one bad row: smaller waves fit, and a bad row finally fails alone.

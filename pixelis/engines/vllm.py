@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pixelis.dialogue.session import MIN_TEMPERATURE, Completion, SamplingParams, TokenCallback
+from pixelis.dialogue.session import MIN_TEMPERATURE, Completion, SamplingParams, Start, TokenCallback
 from pixelis.engines.engine import Engine, EngineSession
 from pixelis.engines.vllm_files import (
     OWNER,
@@ -75,8 +75,8 @@ class VllmSession(EngineSession):
 
     engine: VllmEngine
 
-    def __init__(self, engine: VllmEngine, prefix_key: str | None, ordinal: int):
-        super().__init__(engine, prefix_key, ordinal)
+    def __init__(self, engine: VllmEngine, prefix_key: str | None, start: Start):
+        super().__init__(engine, prefix_key, start)
         self.ids: list[int] = []
         self.short: list[int] = []
         self.pictures: list[Image.Image] = []
@@ -107,8 +107,9 @@ class VllmSession(EngineSession):
         self.ids += (int(token) for token in tokens)
         self.pictures += [Image.fromarray(view) for view in views]
         self.digests += [view_digest(view).hex() for view in views]
-        if not self.turns:
-            self.origin = _number(self.ids, self.digests)
+        if not ids:
+            length, views_shown = self.start.prompt if self.start.turns else (None, None)
+            self.origin = _number(self.ids[:length], self.digests[:views_shown])
         self.task = asyncio.create_task(self.engine.complete(self, sampling, on_tokens))
         try:
             completion = await self.task
@@ -425,7 +426,14 @@ class VllmEngine(Engine[VllmSession]):
             prompt["multi_modal_data"] = {"image": list(session.pictures)}
             prompt["multi_modal_uuids"] = {"image": list(session.digests)}
         # Sessions of one key sample the same prompt: equal seeds must not give equal turns.
-        stream = (self.seed, self.version, sampling.seed, session.ordinal, session.turns, session.origin)
+        stream = (
+            self.seed,
+            self.version,
+            sampling.seed,
+            session.start.ordinal,
+            session.turns,
+            session.origin,
+        )
         settings = VllmParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,

@@ -177,13 +177,16 @@ def encode_action(action: Action | None, answer: str | None) -> list[float]:
         return vector
     vector[OPERATIONS.index(action.op) if action.op in OPERATIONS else 7] = 1.0
     offset = COORDINATES
-    for name, length in (("box", 4), ("point", 2), ("center", 2)):
+    places = (
+        {"box": 4, "point": 2, "center": 2} if action.target else {}
+    )  # else of a scale that we do not know
+    for name, length in places.items():
         values = action.arguments.get(name)
         if isinstance(values, (list, tuple)) and len(values) == length:
             vector[offset : offset + length] = [float(v) for v in values]
         offset += length
     for name, value in sorted(action.arguments.items()):
-        if name not in ("box", "point", "center"):
+        if name not in places:
             vector[
                 HASHED + zlib.crc32(json.dumps([name, value], sort_keys=True).encode()) % (ACTION - HASHED)
             ] += 1.0

@@ -15,8 +15,8 @@ from running import RunningEngine, start
 from test_parity import GREEDY, SIZES, Episode, run_all
 from tiny_policy import Maker, folder, policy, random_adapter
 
-from pixelis.dialogue.session import Completion, SamplingParams
-from pixelis.engines import Engine
+from pixelis.dialogue.session import Completion, SamplingParams, Start
+from pixelis.engines import Engine, hf
 from pixelis.engines.decoding import KeyValues, Sampler
 from pixelis.engines.hf import HfEngine, HfSession
 from pixelis.errors import BadInput, InfraFailure
@@ -210,3 +210,61 @@ async def test_a_sleeping_engine_generates_and_loads_nothing_until_it_wakes(engi
     after = await prompt.run(await engine.open(), GREEDY)
     assert (after.tokens.tolist(), engine.version) == (before.tokens.tolist(), 3)
     assert not (await engine.health())["asleep"]
+
+
+async def test_what_a_client_may_go_on_with_is_kept_until_the_next_version(
+    running: RunningEngine, engine: HfEngine, monkeypatch: pytest.MonkeyPatch
+):
+    """Only new tokens are read; other tokens or pictures, and a full store, cost time but give right answers."""
+
+    async def go_on(episode: Episode, change: int = 0) -> int:
+        """The tokens read by the second turn in a session of its own; change: of its first picture."""
+        (first, pictures), (second, more) = episode.turns
+        session = await engine.open()
+        said = await session.generate(first, pictures, GREEDY)
+        session.keep()
+        session.close()
+        before, views = engine._decoder.tokens_read, [picture + np.uint8(change) for picture in pictures]
+        so_far = [*first, *said.tokens]
+        later = await engine.open(start=Start(0, 1, (len(first), 1), (len(so_far), 1)))
+        own = await later.generate([*so_far, *second], [*views, *more], GREEDY)
+        later.close()
+        plain = await engine.open()
+        expected = await plain.generate([*so_far, *second], [*views, *more], GREEDY)
+        plain.close()
+        assert own.tokens == expected.tokens
+        return engine._decoder.tokens_read - before - len(so_far) - len(second)
+
+    asked, other, third = episodes(3, seed=8)
+    assert await go_on(asked) == len(asked.turns[1][0]) + 1
+    assert len(engine._kept) == 0, "taken"
+    assert await go_on(other, change=1) == len(other.turns[0][0]) + len(other.turns[1][0]) + 6
+    assert len(engine._kept) == 1
+    monkeypatch.setattr(hf, "MAX_KEPT", 1)
+    assert await go_on(third) == len(third.turns[1][0]) + 1
+    assert await go_on(asked, change=1) > len(asked.turns[1][0]) + 6
+    (past,) = engine._kept.values()
+    assert past.store.valid.shape[0] == 1, "the rest of the wave is not kept"
+    await engine.load(1, None)
+    assert len(engine._kept) == 0
+    assert engine._keys == {}
+
+
+async def test_kept_episodes_are_the_first_to_go_when_memory_ends(
+    running: RunningEngine, engine: HfEngine, monkeypatch: pytest.MonkeyPatch
+):
+    (episode,) = episodes(1)
+    session = await engine.open()
+    await session.generate(*episode.turns[0], GREEDY)
+    session.keep()
+    run, kept = engine._decoder.run, list[int]()
+
+    def full(rows: list) -> list:
+        kept.append(len(engine._kept))
+        if engine._kept:
+            raise MemoryError
+        return run(rows)
+
+    monkeypatch.setattr(engine._decoder, "run", full)
+    assert (await session.generate(*episode.turns[1], GREEDY)).tokens
+    assert kept == [1, 0]

@@ -28,7 +28,7 @@ from tiny_policy import (
     stock_logits,
 )
 
-from pixelis.dialogue.session import Completion, SamplingParams, Session
+from pixelis.dialogue.session import Completion, SamplingParams, Session, Start
 from pixelis.engines import Engine
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.families.spec import load_tokenizer
@@ -407,6 +407,33 @@ async def test_a_shared_prefix_is_computed_once(running: RunningEngine, engine: 
     slack = 0 if after["engine"] == "hf" else 8 * 3 * 32
     assert read <= once + slack
     assert reused >= 0.5 * (read + reused)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+async def test_sessions_that_start_later_sample_as_one_for_the_whole_episode(
+    running: RunningEngine, engine: Engine, keeps: bool
+):
+    episode = Episode(Maker(running.family, seed=13), [[SIZES[2]], [], [SIZES[0]], [SIZES[1]]], words=20)
+    sampling = SamplingParams(1.0, 0.95, 8, seed=4)
+    prompt = len(episode.turns[0][0]), len(episode.turns[0][1])
+    whole = await engine.open("g", Start(2))
+    expected = [await whole.generate(*turn, sampling) for turn in episode.turns]
+    whole.close()
+    tokens, views = list[int](), list[np.ndarray]()
+    for turns, ((new, pictures), said) in enumerate(zip(episode.turns, expected, strict=True)):
+        start = Start(2, turns, prompt, (len(tokens), len(views))) if turns else Start(2)
+        tokens, views = [*tokens, *new], [*views, *pictures]
+        other = await engine.open("g", dataclasses.replace(start, ordinal=3))
+        assert (await other.generate(tokens, views, sampling)).tokens != said.tokens
+        other.close()
+        part = await engine.open("g", start)
+        completion = await part.generate(tokens, views, sampling)
+        assert completion.tokens == said.tokens
+        assert completion.log_probs == pytest.approx(said.log_probs, abs=1e-4)
+        tokens += completion.tokens
+        if keeps:
+            part.keep()
+        part.close()
 
 
 async def test_different_prompts_under_one_key_are_not_mixed(running: RunningEngine, engine: Engine):

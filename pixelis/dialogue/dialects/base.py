@@ -30,7 +30,7 @@ SIGNATURES = """You are provided with function signatures within <tools></tools>
 
 For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
 <tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
+{"name": <function-name>, "arguments": <args-json-object>}
 </tool_call>"""
 
 BOXED = re.compile(r"\\boxed\s*\{")
@@ -79,6 +79,8 @@ class Dialect:
     """The JSON schemas of their calls, for the system turn."""
     call: ClassVar[str | None] = "tool_call"
     """The tag of calls; None for a dialect without operations."""
+    functions: ClassVar[bool] = False
+    """It has a form for the functions of clients."""
     thinks: ClassVar[bool] = True
     """A well-formed turn needs a thought."""
     scale: ClassVar[Coordinates | None] = None
@@ -273,7 +275,7 @@ class Dialect:
         if not operations or not self.schemas:
             return []
         rules = SYSTEM.format(calls=calls_allowed(max_calls if self.parallel_calls else 1))
-        return [Tag(rules), signatures([self.schemas[name] for name in operations])]
+        return [Tag(rules), *signatures([self.schemas[name] for name in operations])]
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
         """The user turn; ``instruct`` adds the dialect's reply instructions."""
@@ -282,8 +284,11 @@ class Dialect:
     def observation(self, observation: Observation, images_so_far: int, instruct: bool) -> list[Piece]:
         """The turn that shows an observation after ``images_so_far`` earlier images.
 
-        A success is ``obs1 = zoom_in(img0)`` and its text, an error ``error bad_box: message``.
+        A success is ``obs1 = zoom_in(img0)`` and its text, an error ``error bad_box: message``, the result of a
+        client's function what the client says.
         """
+        if is_of_client(observation):
+            return [RESPONSE, "\n", *interleaved(observation.text, observation.images), "\n", RESPONSE_END]
         if observation.status == "error":
             text = error_text(observation)
         else:
@@ -321,6 +326,11 @@ def interleaved(text: str, views: Sequence[ImageView]) -> list[Piece]:
     if (numbers := [piece for piece in pieces if isinstance(piece, int)]) != sorted(numbers):
         return [*views, text]
     return [item for piece in pieces for item in ([piece] if isinstance(piece, str) else shown[piece])]
+
+
+def is_of_client(observation: Observation) -> bool:
+    """Whether it is the result of a client's function."""
+    return observation.data.get("client") is True
 
 
 def error_text(observation: Observation) -> str:
@@ -396,6 +406,10 @@ def function(
     }
 
 
-def signatures(schemas: Sequence[dict[str, Any]]) -> Tag:
-    """The part of a system prompt that lists functions and explains how to call them."""
-    return Tag(SIGNATURES.format(schemas="\n".join(json.dumps(schema) for schema in schemas)))
+def signatures(schemas: Sequence[dict[str, Any]], form: str = SIGNATURES) -> list[Piece]:
+    """The part of a system prompt that lists functions and explains how to call them.
+
+    The schemas are plain text: those of a client may spell control tokens.
+    """
+    before, after = form.split("{schemas}")
+    return [Tag(before), "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas), Tag(after)]

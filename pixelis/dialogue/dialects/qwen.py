@@ -7,6 +7,7 @@ from typing import Any
 
 from pixelis.dialogue.dialects.base import (
     ANSWER_RULE,
+    SIGNATURES,
     Dialect,
     Piece,
     Tag,
@@ -44,6 +45,8 @@ class Qwen(Dialect):
     """
 
     name = "qwen"
+    functions = True
+    signatures = SIGNATURES
     parallel_calls = True
     thinks = False
 
@@ -51,6 +54,9 @@ class Qwen(Dialect):
         return True
 
     def schema(self, operation: type[Operation], kind: Coordinates) -> dict[str, Any]:
+        if operation.parameters is not None:
+            names = {"name": operation.name, "description": operation.description}
+            return {"type": "function", "function": {**names, "parameters": operation.parameters}}
         schema = operation.Arguments.model_json_schema()
         properties = {}
         for name, described in schema.get("properties", {}).items():
@@ -79,15 +85,12 @@ class Qwen(Dialect):
         # Ids are part of the question, so they are plain text.
         rules = TOOLS.format(calls=calls_allowed(max_calls))
         pictures = ", ".join(describe_view(view) for view in views)
-        return [Tag(rules), pictures or "none", Tag("\n\n" + self._signatures(schemas))]
-
-    def _signatures(self, schemas: Sequence[dict[str, Any]]) -> Tag:
-        return signatures(schemas)
+        return [Tag(rules), pictures or "none", Tag("\n\n"), *signatures(schemas, self.signatures)]
 
     def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
         for key, value in action.arguments.items():
-            if key in PLACES:
+            if key in PLACES and action.target:
                 image = image_of(PLACES[key], action.arguments, action.target)
                 arguments[PLACES[key].wire] = scale.write_argument(key, value, image)
             else:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from pixelis.dialogue.dialects.base import Piece, Tag
+from pixelis.dialogue.dialects.base import Piece, Tag, is_of_client
 from pixelis.dialogue.dialects.qwen import Qwen
 from pixelis.dialogue.dialects.strict import strict_json
 from pixelis.errors import OperationError
@@ -35,6 +35,7 @@ has several lines
 </function>
 </tool_call>"""
 
+NOT_TEXT = ["integer", "number", "boolean", "array", "object", "null"]
 _FUNCTION = re.compile(r"\s*<function=([^>\n]*)>(.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
@@ -43,12 +44,12 @@ class QwenXml(Qwen):
     """The form of calls, thoughts and results that the chat templates of these models write."""
 
     name = "qwen_xml"
-
-    def _signatures(self, schemas: Sequence[dict[str, Any]]) -> Tag:
-        return Tag(FUNCTIONS.format(schemas="\n".join(json.dumps(schema) for schema in schemas)))
+    signatures = FUNCTIONS
 
     def observation(self, observation: Observation, images_so_far: int, instruct: bool) -> list[Piece]:
         opening, *content, closing = super().observation(observation, images_so_far, instruct)
+        if is_of_client(observation):
+            return [opening, *content, closing]
         return [opening, "\n", *content, "\n", closing]
 
     def _render_thought(self, think: str | None) -> list[str]:
@@ -84,14 +85,16 @@ class QwenXml(Qwen):
         return super()._read_call(call, operations, scale)
 
 
-def _value(text: str, described: Mapping[str, Any]) -> Any:
+def _value(text: str, described: Any) -> Any:
     """A parameter's value, by its JSON schema: text as it stands, all else JSON."""
-    kinds = [option.get("type") for option in (described, *described.get("anyOf", ()))]
-    if described.get("type") == "string" or not text:
+    described = described if isinstance(described, Mapping) else {}
+    options = described.get("anyOf", [described])
+    kinds = [option.get("type") if isinstance(option, Mapping) else None for option in options]
+    if kinds == ["string"] or not text:
         return text
     try:
         return strict_json(text.lower() if text in ("True", "False", "None") else text)
     except OperationError:
-        if "string" in kinds or "enum" in described:
-            return text
-        raise
+        if all(kind in NOT_TEXT for kind in kinds):
+            raise
+        return text

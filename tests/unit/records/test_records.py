@@ -13,6 +13,7 @@ from pixelis.errors import BadImage, Overloaded
 from pixelis.records import (
     Action,
     Demonstration,
+    Function,
     Group,
     ImageView,
     Observation,
@@ -117,3 +118,39 @@ def test_each_medium_has_an_id_of_its_own(ids: tuple[str, ...], message: str) ->
     media = [{"id": id, "uri": "a.png"} for id in ids]
     with pytest.raises(ValidationError, match=message):
         Question.model_validate({"id": "q", "question": "?", "media": media})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "two words"}, "pattern"),
+        ({"name": "a" * 65}, "pattern"),
+        ({"parameters": {"type": "strng"}}, "no JSON schema"),
+        ({"parameters": {"type": "array"}}, "`object`"),
+        ({"parameters": {"properties": {"a": {"$ref": "http://127.0.0.1/schema"}}}}, "no part of it"),
+        ({"parameters": {"properties": {"a": {"$ref": "#/$defs/missing"}}}}, "no part of it"),
+        ({"parameters": {"description": "a" * 20_000}}, "longer"),
+        ({"parameters": {"default": float("nan")}}, "JSON"),
+    ],
+)
+def test_a_function_is_refused_for_what_would_hurt_later(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        Function(**{"name": "f", **fields})
+
+
+def test_functions_of_a_question_have_names_of_their_own_and_an_end():
+    deep = {}
+    for _ in range(5000):
+        deep = {"not": deep}
+    with pytest.raises(ValidationError, match="too deep"):
+        Function(name="f", parameters=deep)
+    functions = [Function(name=f"f{i}") for i in range(129)]
+    with pytest.raises(ValidationError, match="at most 128"):
+        Question(id="q", question="?", functions=functions)
+    with pytest.raises(ValidationError, match="called f1"):
+        Question(id="q", question="?", functions=[*functions[:3], functions[1]])
+    schema = {"properties": {"$ref": {"type": "string"}, "of": {"$ref": "#/$defs/of"}}, "$defs": {"of": {}}}
+    Question(id="q", question="?", functions=[Function(name="f", parameters=schema)])
+    for outcome in ({"a": float("inf")}, {"a b": 1.0}, {str(i): 1.0 for i in range(17)}):
+        with pytest.raises(ValidationError):
+            Trajectory(question_id="q", outcome=outcome)
