@@ -87,7 +87,7 @@ class AnswerFormat:
     @staticmethod
     def same(a: str, b: str) -> bool:
         """Whether two accepted answers have the same value."""
-        return _canonical(a) == _canonical(b)
+        return canonical(a) == canonical(b)
 
 
 def answer_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
@@ -106,7 +106,9 @@ def answer_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
     raise ApiError(400, f"`{param}` needs a `name` and a `schema`", "missing_parameter", param)
 
 
-def _canonical(answer: str) -> str:
+def canonical(answer: str) -> str:
+    """JSON text that does not depend on the order of keys and the spelling of whole numbers."""
+
     def number(digits: str) -> float | int:
         return int(value) if (value := float(digits)).is_integer() else value
 

@@ -73,6 +73,11 @@ class ApiError(Exception):
         return JSONResponse(self.body(), status_code=self.status, headers=self.headers())
 
 
+def invalid(param: str, problem: str, code: str = "invalid_value") -> ApiError:
+    """ApiError 400 for the part ``param`` of a body."""
+    return ApiError(400, f"`{param}`: {problem}", code, param)
+
+
 class StrictModel(BaseModel):
     """A request body without type coercion or unknown fields."""
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pixelis.errors import BadInput
 from pixelis.operations.encoded import decode_base64, media_type
-from pixelis.protocol.errors import ApiError, text_or
+from pixelis.protocol.errors import ApiError, invalid, text_or
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif", "image/bmp", "image/tiff")
-VIDEO_TYPES = ("video/mp4", "video/webm", "video/quicktime", "video/x-matroska", "image/gif")
+VIDEO_TYPES = ("video/mp4", "video/webm", "video/quicktime", "video/x-matroska", "image/gif", "video/gif")
 MAX_PARTS = 256
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.IGNORECASE)
 
@@ -46,7 +46,7 @@ class Medium(LenientModel):
         if self.data is not None:
             return f"data:{'image' if self.format == 'gif' else 'video'}/{self.format};base64,{self.data}"
         if self.url is None:
-            raise ApiError(400, f"`{place}` has neither an address nor a file", "invalid_value", place)
+            raise invalid(place, "there is neither an address nor a file")
         return self.url
 
 
@@ -88,42 +88,6 @@ def file_ids(contents: Iterable[str | list[Part] | None]) -> list[str]:
     return [id for part in parts if (id := part.medium.file_id) is not None]
 
 
-class ReadMessage(NamedTuple):
-    """A message. A reply without an answer has no text."""
-
-    role: str
-    text: str
-    images: Sequence[Placed] = ()
-    clips: Sequence[Placed] = ()
-
-
-def read_message(
-    role: str, content: str | list[Part] | None, param: str, files: Mapping[str, str]
-) -> ReadMessage:
-    """The message at ``param``, with the data URLs of uploaded files. Raises ApiError 400."""
-    if not isinstance(content, list):
-        return ReadMessage(role, (content or "").strip())
-    texts, images, clips = list[str](), list[Placed](), list[Placed]()
-    for j, part in enumerate(content):
-        place = f"{param}.content[{j}]"
-        if part.type in ("text", "input_text", "output_text"):
-            if part.text is None:
-                raise ApiError(400, f"a part of type `{part.type}` needs `text`", "invalid_value", place)
-            texts.append(part.text.strip())
-        elif part.type in MEDIA:
-            if role != "user":
-                message = f"pictures belong in a user message, not in a {role} message"
-                raise ApiError(400, message, "invalid_value", place)
-            kind = MEDIA[part.type]
-            url = part.medium.data_url(files, kind, place)
-            is_clip = kind == "video" or (kind is None and url.startswith("data:video/"))
-            (clips if is_clip else images).append((url, place))
-        elif part.type != "refusal":  # which adds nothing: the reply has no answer
-            message = f"parts of type `{part.type[:40]}` are not supported: send text, pictures and clips"
-            raise ApiError(400, message, "unsupported_part", place)
-    return ReadMessage(role, "\n".join(filter(None, texts)), images, clips)
-
-
 def file_url(files: Mapping[str, str], id: str, kind: Kind | None, param: str) -> str:
     """The data URL of a file. Raises ApiError 400 if missing or of another kind."""
     url = files.get(id)
@@ -131,7 +95,7 @@ def file_url(files: Mapping[str, str], id: str, kind: Kind | None, param: str) -
         raise ApiError(400, f"no file {id[:80]!r} is stored", "file_not_found", param)
     if kind is not None and not url.startswith((f"data:{kind}/", "data:image/gif")):
         noun = "picture" if kind == "image" else "clip"
-        raise ApiError(400, f"`{param}`: the file {id} is no {noun}", "file_type", param)
+        raise invalid(param, f"the file {id} is no {noun}", "file_type")
     return url
 
 
@@ -141,9 +105,9 @@ def typed_data_url(data: str, param: str) -> str:
     try:
         return f"data:{media_type(decode_base64(body))};base64,{body}"
     except ValueError:
-        raise ApiError(400, f"`{param}`: the file's data is not base64", "file_encoding", param) from None
+        raise invalid(param, "the file's data is not base64", "file_encoding") from None
     except BadInput as error:
-        raise ApiError(400, f"`{param}`: {error.message}", error.code, param) from None
+        raise invalid(param, error.message, error.code) from None
 
 
 def check_data_url(url: str, kind: Literal["image", "video"], param: str) -> None:
@@ -161,4 +125,13 @@ def check_data_url(url: str, kind: Literal["image", "video"], param: str) -> Non
         problem, what = "must be base64 in its data URL", "encoding"
     else:
         return
-    raise ApiError(400, f"`{param}`: the {noun} {problem}", f"{kind}_{what}", param)
+    raise invalid(param, f"the {noun} {problem}", f"{kind}_{what}")
+
+
+def kind_url(url: str, kind: Kind | None, param: str) -> str:
+    """The data URL with the type of its kind, for one that is a picture or clip. Raises ApiError 400."""
+    if kind is None:
+        kind = "video" if url.startswith("data:video/") else "image"
+    check_data_url(url, kind, param)
+    # A GIF is either
+    return re.sub("^data:(image|video)/", f"data:{kind}/", url, count=1, flags=re.IGNORECASE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from pixelis.dialogue.dialects import DIALECTS
@@ -20,9 +21,9 @@ class ResponseEvents:
     ended.
     """
 
-    def __init__(self, dialect: str, ids: str = ""):
-        """``ids``: common part of the ids of its items, random if empty."""
-        self.dialect, self.ids = DIALECTS[dialect], ids
+    def __init__(self, dialect: str, ids: str = "", functions: Collection[str] = ()):
+        """``ids``: common part of the ids of its items, random if empty. ``functions``: the client's tools."""
+        self.dialect, self.ids, self.functions = DIALECTS[dialect], ids, functions
         self.output: list[dict[str, Any]] = []
         self.calls: list[int] = []
         self.thought: tuple[dict[str, Any], str] | None = None
@@ -51,7 +52,8 @@ class ResponseEvents:
                 events += self.thinking(thought, attempt)
             events += self._end_thought("completed")
             for action in turn.actions:
-                events += self._call(action)
+                if action.op not in self.functions:
+                    events += self._call(action)
         elif turn.role == "tool" and self.calls and turn.observation is not None:
             events += self._result(self.calls.pop(0), turn.observation)
         return events
@@ -79,6 +81,20 @@ class ResponseEvents:
             output = {"status": "failed", "error": {"type": "mcp_tool_execution_error", "content": content}}
         place = {"output_index": index, "item_id": self.output[index]["id"]}
         return [self.event(f"response.mcp_call.{output['status']}", **place), *self._done(index, **output)]
+
+    def function_call(self, call_id: str, name: str, arguments: str) -> list[str]:
+        """A call that the client runs."""
+        item = {"id": self._id("fc"), "type": "function_call", "call_id": call_id, "name": name}
+        self.output.append(item | {"arguments": "", "status": "in_progress"})
+        index = len(self.output) - 1
+        place = {"output_index": index, "item_id": item["id"]}
+        added = self.event("response.output_item.added", output_index=index, item=self.output[index])
+        return [
+            added,
+            self.event("response.function_call_arguments.delta", **place, delta=arguments),
+            self.event("response.function_call_arguments.done", **place, name=name, arguments=arguments),
+            *self._done(index, arguments=arguments, status="completed"),
+        ]
 
     def item(self, item: dict[str, Any]) -> list[str]:
         self.output.append(item)

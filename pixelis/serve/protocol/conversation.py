@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from pixelis.protocol.errors import ApiError
-from pixelis.protocol.parts import ReadMessage
+from pixelis.protocol.messages import Message
 from pixelis.records import Exchange
 from pixelis.serve.protocol.question import Conversation
 
@@ -16,7 +16,7 @@ _BLAND = re.compile(r"you are (an? )?([\w-]+,? (and )?){0,5}(assistant|chatbot|a
 
 
 def read_messages(
-    messages: Iterable[ReadMessage], param: str, earlier: Conversation | None = None
+    messages: Iterable[Message], param: str, earlier: Conversation | None = None
 ) -> Conversation:
     """The conversation of the messages of ``param``, which continue ``earlier``. Raises ApiError 400.
 
@@ -30,23 +30,26 @@ def read_messages(
     def refuse(problem: str) -> ApiError:
         return ApiError(400, problem, "unsupported_conversation", param)
 
-    for i, (role, text, images, clips) in enumerate(messages):
-        if role not in ("system", "developer", "user", "assistant"):
-            raise refuse(f"`{param}[{i}]` is a {role} message: the agent executes its operations itself")
-        if role in ("system", "developer"):
+    for message in messages:
+        role, text, place = message.role, message.text, message.place
+        if role == "tool" or message.calls:
+            raise refuse(f"`{place}` is of a tool: the agent executes its operations itself")
+        if role == "system":
             if {"user", "assistant"}.intersection(roles):
-                raise refuse(f"`{param}[{i}]`: system messages precede the first question")
+                raise refuse(f"`{place}`: system messages precede the first question")
             text = "" if _BLAND.fullmatch(text) else text
         elif role == "assistant":
             if not roles or roles[-1] != "user":
-                raise refuse(f"`{param}[{i}]` answers no question: user and assistant messages alternate")
+                raise refuse(f"`{place}` answers no question: user and assistant messages alternate")
             if text:
                 conversation.history.append(Exchange(question="\n".join(texts), answer=text, media=media))
                 texts, media = [], []
         roles.append(role)
         if role != "assistant":
             texts += [text] if text else []
-            media += conversation.attach(images, clips)
+            placed = list(zip(message.media, message.places, strict=True))
+            clips = [medium for medium in placed if medium[0].startswith("data:video/")]
+            media += conversation.attach([medium for medium in placed if medium not in clips], clips)
     if roles[-1:] != ["user"]:
         raise refuse(f"the last of `{param}` must be a user message: the question")
     conversation.question = "\n".join(texts)

@@ -1,25 +1,22 @@
-"""OpenAI's bodies: chat completions with their streamed chunks, and the list of models."""
+"""OpenAI's chat completions of a vote: the request and its reply."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from pixelis.config import Config
-from pixelis.dialogue.session import MAX_TOP_LOG_PROBS
-from pixelis.protocol.answer_format import AnswerFormat, answer_format
-from pixelis.protocol.errors import ApiError, text_or
-from pixelis.protocol.fields import refuse_unsupported
-from pixelis.protocol.log_probs import LogProbs
-from pixelis.protocol.parts import Content, LenientModel, file_ids, read_message
-from pixelis.protocol.stream import ThoughtStream, sse_event
+from pixelis.protocol.chat import ChatBody, ChatReply, ChatStream, Choice, Usage
+from pixelis.protocol.errors import ApiError
+from pixelis.protocol.messages import ChatMessage
+from pixelis.protocol.request import refuse_unsupported
+from pixelis.protocol.stream import sse_event
 from pixelis.records import Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
-from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
+from pixelis.serve.agent_types import Answer, TurnEvent
 from pixelis.serve.protocol.conversation import read_messages
 from pixelis.serve.protocol.log_probs import answer_log_probs
 from pixelis.serve.protocol.question import (
@@ -31,116 +28,20 @@ from pixelis.serve.protocol.question import (
     reply_cache_key,
 )
 
-MAX_STOPS = 4
 
-
-class Message(LenientModel):
-    """A message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content | None = None
-
-
-class StreamOptions(LenientModel):
-    """Whether a stream ends with the number of tokens."""
-
-    include_usage: bool = False
-
-
-class ChatRequest(QuestionRequest):
+class ChatRequest(ChatBody, QuestionRequest):
     """Body of ``POST /v1/chat/completions``: a question, after optional system messages and exchanges.
 
-    ``n`` choices are the elected answer and the answers of other samples; ``stop`` cuts each. Unknown fields
-    and those that would change the reply but are not supported (``tools``, ``top_k``, ...) are errors.
+    ``n`` choices are the elected answer and the answers of other samples; ``stop`` cuts each.
     """
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     question_param: ClassVar[str] = "messages"
     image_param: ClassVar[str] = "messages"
-    model: str
-    messages: list[Message] = Field(min_length=1, max_length=2 * MAX_EXCHANGES, fail_fast=True)
-    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    n: int | None = Field(None, ge=1)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    stop: text_or(Annotated[list[str], Field(max_length=MAX_STOPS)]) | None = None  # type: ignore[valid-type]
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOG_PROBS)
-    web_search_options: Any = None
-    response_format: dict[str, Any] | None = None
+    messages: list[ChatMessage] = Field(min_length=1, max_length=2 * MAX_EXCHANGES, fail_fast=True)
 
     def conversation(self) -> Conversation:
-        if self.top_logprobs and not self.logprobs:
-            raise ApiError(400, "`top_logprobs` needs `logprobs` to be true", "invalid_value", "top_logprobs")
-        answers = self.answer_format
-        unsupported = {
-            "web_search_options": self.web_search_options is not None,
-            "stop": bool(self.stop) and answers is not None,  # would cut JSON
-        }
-        refuse_unsupported(unsupported, self.model_extra)
-        messages = (
-            read_message(message.role, message.content, f"messages[{i}]", self._files)
-            for i, message in enumerate(self.messages)
-        )
-        return read_messages(messages, "messages")
-
-    @cached_property
-    def answer_format(self) -> AnswerFormat | None:
-        f = self.response_format or {}
-        return answer_format(f.get("type", "text"), f.get("json_schema"), "response_format")
-
-    def file_ids(self) -> list[str]:
-        return file_ids(message.content for message in self.messages)
-
-
-class Usage(BaseModel):
-    """Tokens of a request: the prompt once, because samples share it, and the replies of all samples."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-    @classmethod
-    def of(cls, trajectories: list[Trajectory]) -> Usage:
-        turns = trajectories[0].turns if trajectories else []
-        first_reply = next((i for i, turn in enumerate(turns) if turn.is_policy), len(turns))
-        prompt = sum(len(turn.tokens) for turn in turns[:first_reply])
-        completion = sum(len(turn.tokens) for t in trajectories for turn in t.turns if turn.is_policy)
-        return cls(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
-
-
-class ChatMessage(BaseModel):
-    """``content`` is null without an answer; ``refusal`` then gives the reason."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str | None
-    refusal: str | None
-
-
-class Choice(BaseModel):
-    """The answer of one sample."""
-
-    index: int = 0
-    message: ChatMessage
-    logprobs: LogProbs | None = None
-    finish_reason: Literal["stop", "length"]
-
-    @classmethod
-    def of(cls, index: int, content: str | None, trajectory: Trajectory, stops: Sequence[str]) -> Choice:
-        """The choice of a sample with the answer ``content``, which ends before the first of ``stops``."""
-        reason, refusal = trajectory.stop_reason.value, None
-        if content is None:
-            who = "this sample reached no" if index else "no sample reached an"
-            refusal = f"{who} answer ({reason})"
-        else:
-            ends = [place for stop in stops if (place := content.find(stop)) >= 0]
-            content = content[: min(ends, default=None)]
-        truncated = content is None and reason in ("length", "over_turn", "over_context", "over_images")
-        message = ChatMessage(content=content, refusal=refusal)
-        return cls(index=index, message=message, finish_reason="length" if truncated else "stop")
+        refuse_unsupported({"tools": bool(self.tools)}, None)
+        return read_messages(self.raw_messages(), "messages")
 
 
 class PixelisFields(BaseModel):
@@ -168,16 +69,9 @@ class PixelisFields(BaseModel):
         )
 
 
-class ChatCompletion(BaseModel):
+class ChatCompletion(ChatReply):
     """Reply of ``POST /v1/chat/completions``."""
 
-    id: str = Field(default_factory=lambda: new_id("chatcmpl"))
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int = Field(default_factory=lambda: int(time.time()))
-    model: str
-    system_fingerprint: str
-    choices: list[Choice]
-    usage: Usage
     pixelis: PixelisFields
 
     @classmethod
@@ -208,9 +102,10 @@ class ChatFormat(ReplyFormat):
     every sample (``pixelis.event``), and the answer in one piece, after the vote.
     """
 
+    events: ChatStream
+
     def __init__(self, config: Config, request: ChatRequest, started: float):
         super().__init__(config, request.stream, started, request.model)
-        self.include_usage = request.stream_options is not None and request.stream_options.include_usage
         self.n, stop = request.n or 1, request.stop or []
         self.log_probs = bool(request.logprobs)
         if self.n > config.serve.samples:
@@ -219,7 +114,7 @@ class ChatFormat(ReplyFormat):
         self.query = agent_query(
             config,
             request,
-            max_tokens=request.max_completion_tokens or request.max_tokens,
+            max_tokens=request.token_limit,
             top_p=request.top_p,
             top_log_probs=request.top_logprobs or 0,
             answers=request.answer_format,
@@ -227,14 +122,8 @@ class ChatFormat(ReplyFormat):
         self.cache_key = reply_cache_key(
             f"/v1/chat/completions {self.n} {self.stops} {self.log_probs}", self.query, request.seed
         )
-        self.thoughts = ThoughtStream(config.dialogue.dialect)
-        self.chunk: dict[str, Any] = {
-            "id": new_id("chatcmpl"),
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": self.model,
-            "system_fingerprint": None,
-        }
+        include_usage = request.stream_options is not None and request.stream_options.include_usage
+        self.events = ChatStream(self.model, config.dialogue.dialect, include_usage)
 
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
         completion = ChatCompletion.of(self.model, answer, self.seconds, self.n, self.stops)
@@ -250,59 +139,7 @@ class ChatFormat(ReplyFormat):
         fields = {**reply["pixelis"], "cached": True, "seconds": self.seconds}
         return {**reply, "id": new_id("chatcmpl"), "created": int(time.time()), "pixelis": fields}
 
-    def stream_start(self) -> str:
-        return sse_event(self._chunk({"role": "assistant", "content": ""}))
-
-    def stream_text(self, event: TextEvent) -> str:
-        thought = self.thoughts.add(event.text, event.attempt)
-        return sse_event(self._chunk({"reasoning": thought})) if thought else ""
-
     def stream_turn(self, event: TurnEvent) -> str:
-        rest = (
-            self.thoughts.end(event.turn.text, event.attempt)
-            if event.sample == 0 and event.turn.is_policy
-            else ""
-        )
-        chunk = self._chunk({"reasoning": rest} if rest else {})
-        return sse_event(chunk | {"pixelis": {"event": event.model_dump(mode="json")}})
-
-    def stream_end(self, reply: dict[str, Any]) -> list[str]:
-        self.chunk["system_fingerprint"] = reply["system_fingerprint"]
-        chunks = []
-        for choice in reply["choices"]:
-            # The first choice has begun with the stream
-            role = {"role": "assistant"} if choice["index"] else {}
-            delta = {k: v for k, v in choice["message"].items() if k != "role" and v is not None}
-            chunks += [
-                self._chunk(role | delta, index=choice["index"], logprobs=choice["logprobs"]),
-                self._chunk({}, choice["finish_reason"], choice["index"]),
-            ]
-        chunks[-1] |= {"pixelis": reply["pixelis"]}
-        if self.include_usage:
-            chunks.append({**self.chunk, "choices": [], "usage": reply["usage"]})
-        return [*map(sse_event, chunks), "data: [DONE]\n\n"]
-
-    def stream_error(self, error: ApiError) -> str:
-        return sse_event(error.body())  # which the official client raises
-
-    def _chunk(
-        self, delta: dict[str, Any], finish_reason: str | None = None, index: int = 0, logprobs: Any = None
-    ) -> Any:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**self.chunk, "choices": [choice]}
-
-
-class ModelCard(BaseModel):
-    """A model that the service serves."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "pixelis"
-
-
-class ModelList(BaseModel):
-    """Reply of ``GET /v1/models``."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
+        thought = self.events.turn(event.turn, event.attempt) if event.sample == 0 else ""
+        shown = self.events.chunk({}) | {"pixelis": {"event": event.model_dump(mode="json")}}
+        return thought + sse_event(shown)

@@ -8,18 +8,19 @@ import secrets
 import time
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, PrivateAttr
-
 from pixelis.config import Config
 from pixelis.dialogue.session import MIN_TEMPERATURE, SamplingParams
 from pixelis.protocol.answer_format import AnswerFormat
-from pixelis.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText
+from pixelis.protocol.chat import ChatStream
+from pixelis.protocol.errors import ApiError
 from pixelis.protocol.parts import Placed, check_data_url
+from pixelis.protocol.request import Request
+from pixelis.protocol.responses import ResponseStream
 from pixelis.records import Exchange
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer, TextEvent, TurnEvent
@@ -29,7 +30,6 @@ from pixelis.serve.keys import Caller
 MAX_EXCHANGES = 32
 """Longest history of a question."""
 MAX_SEED = 0x7FFFFFFF
-MAX_PRIORITY = 100
 _BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 """Characters that Unicode counts as letters or symbols, and that are invisible."""
 _MARKER = re.compile(r"<\|[A-Za-z0-9_]+\|>")
@@ -73,25 +73,11 @@ class Conversation:
         return [id for id in ids if id not in named]
 
 
-class QuestionRequest(BaseModel):
-    """The fields that all question bodies share. The class variables name fields in error messages.
-
-    ``use_files`` gives the data URLs of the uploaded files that it names before ``conversation`` is called.
-    """
+class QuestionRequest(Request):
+    """A body with a question. The class variables name fields in error messages."""
 
     question_param: ClassVar[str]
     image_param: ClassVar[str]
-    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
-    user: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
-    _files: Mapping[str, str] = PrivateAttr(default_factory=dict)
-
-    def use_files(self, urls: Mapping[str, str]) -> None:
-        self._files = urls
-
-    def file_ids(self) -> list[str]:
-        raise NotImplementedError
 
     def conversation(self) -> Conversation:
         """Raises ApiError 400."""
@@ -107,6 +93,7 @@ class ReplyFormat(ABC):
 
     query: AgentQuery
     cache_key: str | None
+    events: ChatStream | ResponseStream
 
     def __init__(self, config: Config, stream: bool | None, started: float, model: str | None = None):
         """Raises ApiError 404 unless ``model`` is served."""
@@ -126,20 +113,20 @@ class ReplyFormat(ABC):
     @abstractmethod
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]: ...
 
-    @abstractmethod
-    def stream_start(self) -> str: ...
+    def stream_start(self) -> str:
+        return self.events.start()
 
-    @abstractmethod
-    def stream_text(self, event: TextEvent) -> str: ...
+    def stream_text(self, event: TextEvent) -> str:
+        return self.events.text(event.text, event.attempt)
 
     @abstractmethod
     def stream_turn(self, event: TurnEvent) -> str: ...
 
-    @abstractmethod
-    def stream_end(self, reply: dict[str, Any]) -> list[str]: ...
+    def stream_end(self, reply: dict[str, Any]) -> list[str]:
+        return self.events.end(reply)
 
-    @abstractmethod
-    def stream_error(self, error: ApiError) -> str: ...
+    def stream_error(self, error: ApiError) -> str:
+        return self.events.error(error)
 
 
 def model_name(config: Config) -> str:

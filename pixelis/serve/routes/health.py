@@ -10,9 +10,9 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 from pydantic import BaseModel
 
+from pixelis.protocol.chat import ModelCard, ModelList
 from pixelis.serve.counters import CONTENT_TYPE
 from pixelis.serve.dependencies import Scoped, State, authorise
-from pixelis.serve.protocol.openai import ModelCard, ModelList
 from pixelis.serve.protocol.question import model_name, unknown_model
 from pixelis.serve.state import GatewayState
 

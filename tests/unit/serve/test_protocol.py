@@ -14,6 +14,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from pixelis.config import load
+from pixelis.protocol.chat import Usage
 from pixelis.protocol.errors import ApiError, parse_body
 from pixelis.protocol.log_probs import LogProbs
 from pixelis.protocol.parts import check_data_url
@@ -38,7 +39,7 @@ from pixelis.serve.protocol.evolution import (
     RollbackRequest,
 )
 from pixelis.serve.protocol.experiences import FeedbackRequest
-from pixelis.serve.protocol.openai import ChatCompletion, ChatRequest, Usage
+from pixelis.serve.protocol.openai import ChatCompletion, ChatRequest
 from pixelis.serve.protocol.question import Conversation, agent_query, check_question, reply_cache_key
 from pixelis.serve.protocol.responses import ResponsesRequest
 
@@ -249,8 +250,8 @@ REFUSED: dict[type, list[tuple[dict[str, Any], str, str]]] = {
         ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
         (
             {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
-            "unsupported_part",
-            "input[0]",
+            "unsupported_conversation",
+            "input",
         ),
         (given_parts({"type": "input_audio", "data": "x"}), "unsupported_part", "input[0].content[0]"),
         (given_parts({"type": "input_image"}), "invalid_value", "input[0].content[0]"),

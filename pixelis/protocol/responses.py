@@ -1,0 +1,256 @@
+"""OpenAI's responses: the request, its reply, and the events of its stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from pixelis.protocol.answer_format import AnswerFormat, answer_format
+from pixelis.protocol.chat import Usage
+from pixelis.protocol.completion import Completion
+from pixelis.protocol.errors import (
+    MAX_COMMENT_CHARS,
+    MAX_NAME_CHARS,
+    ApiError,
+    PlainText,
+    StrictModel,
+    invalid,
+    text_or,
+)
+from pixelis.protocol.messages import MAX_MESSAGES, InputItem, Message, answered, input_messages
+from pixelis.protocol.parts import file_ids
+from pixelis.protocol.request import CompletionBody, refuse_unsupported
+from pixelis.protocol.response_events import ResponseEvents
+from pixelis.protocol.stream import ThoughtStream
+from pixelis.protocol.tools import ToolBody
+from pixelis.records import Turn
+
+MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
+"""Largest ``metadata``, as OpenAI has it."""
+LOG_PROBS = "message.output_text.logprobs"
+INCLUDED = (LOG_PROBS, "reasoning.encrypted_content", "message.input_image.image_url")
+"""Values of ``include``. The last two have no effect: nothing is encrypted, the caller has its input."""
+
+
+class TextFormat(StrictModel):
+    """How the answer is written. The fields beside ``type`` belong to ``json_schema``."""
+
+    type: str = "text"
+    name: PlainText | None = Field(None, max_length=MAX_KEY_CHARS)
+    description: PlainText | None = Field(None, max_length=MAX_COMMENT_CHARS)
+    schema_: Any = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(StrictModel):
+    """The format of the answer."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+    def shown(self) -> dict[str, Any]:
+        f = self.format or TextFormat()
+        fields = None if f.type == "json_schema" else {"type"}
+        rest = {"verbosity": self.verbosity} if self.verbosity is not None else {}
+        return {"format": f.model_dump(by_alias=True, exclude_none=True, include=fields), **rest}
+
+
+def _few_pairs(metadata: Any) -> Any:
+    """Checked before the pairs, because pydantic makes an error of each that is wrong."""
+    if isinstance(metadata, dict) and len(metadata) > MAX_PAIRS:
+        raise PydanticCustomError("too_long", "has more than {most} pairs", {"most": MAX_PAIRS})
+    return metadata
+
+
+Metadata = Annotated[
+    dict[
+        Annotated[PlainText, Field(max_length=MAX_KEY_CHARS)],
+        Annotated[PlainText, Field(max_length=MAX_VALUE_CHARS)],
+    ],
+    BeforeValidator(_few_pairs),
+]
+
+
+class ResponsesBody(CompletionBody):
+    """Body of ``POST /v1/responses``."""
+
+    input: text_or(Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)])  # type: ignore[valid-type]
+    instructions: str | None = None
+    previous_response_id: PlainText | None = Field(None, max_length=MAX_NAME_CHARS)
+    stream_options: dict[str, Any] | None = None
+    store: bool | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    metadata: Metadata | None = None
+    include: list[str] | None = Field(None, max_length=16, fail_fast=True)
+    text: TextOptions | None = None
+    reasoning: dict[str, Any] | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_output_tokens
+
+    @cached_property
+    def answer_format(self) -> AnswerFormat | None:
+        f = self.text.format if self.text is not None else None
+        return answer_format(f.type, f.model_dump(by_alias=True), "text.format") if f is not None else None
+
+    def file_ids(self) -> list[str]:
+        items = [item for item in self.input if isinstance(item, InputItem)]
+        return file_ids(content for item in items for content in (item.content, item.output))
+
+    def check_fields(self) -> None:
+        if self.top_logprobs and LOG_PROBS not in (self.include or ()):
+            raise invalid("top_logprobs", f"it needs `{LOG_PROBS}` in `include`")
+        unsupported = {
+            "text.verbosity": self.text is not None and self.text.verbosity not in (None, "medium"),
+            "reasoning.effort": (self.reasoning or {}).get("effort") is not None,
+            "include": bool(set(self.include or ()).difference(INCLUDED)),
+        }
+        refuse_unsupported(unsupported, self.model_extra)
+
+    def raw_messages(self) -> list[Message]:
+        self.check_fields()
+        return input_messages(self.input, self.instructions, self._files)
+
+    def normal_messages(self, earlier: Sequence[Message] = ()) -> list[Message]:
+        """``earlier``: the messages up to the response ``previous_response_id``. Raises ApiError 400."""
+        if self.instructions and earlier and earlier[0].role == "system":
+            earlier = earlier[1:]
+        raw, instructions = self.raw_messages(), int(bool(self.instructions))
+        return answered([*raw[:instructions], *earlier, *raw[instructions:]], "input", "call_id")
+
+    def shown(self) -> dict[str, Any]:
+        """The fields of the reply that repeat the request."""
+        choice = self.tool_choice if self.tools and self.tool_choice else "auto"
+        return {
+            "instructions": self.instructions,
+            "previous_response_id": self.previous_response_id,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "text": (self.text or TextOptions()).shown(),
+            "top_logprobs": self.top_logprobs or 0,
+            "tools": [tool.model_dump(exclude={"function"}) for tool in self.tools or ()],
+            "tool_choice": choice.model_dump(include={"type", "name"})
+            if isinstance(choice, ToolBody)
+            else choice,
+            "parallel_tool_calls": bool(self.tools) and self.parallel_tool_calls is not False,
+        }
+
+
+class ResponseReply(BaseModel):
+    """A response."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    model: str
+    output: list[dict[str, Any]] = Field(default_factory=list)
+    error: dict[str, Any] | None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool = True
+    temperature: float
+    top_p: float
+    max_output_tokens: int | None = None
+    parallel_tool_calls: bool = False
+    tool_choice: Any = "auto"
+    tools: list[Any] = Field(default_factory=list)
+    text: dict[str, Any] = Field(default_factory=lambda: {"format": {"type": "text"}})
+    reasoning: dict[str, Any] = Field(default_factory=lambda: {"effort": None, "summary": None})
+    truncation: Literal["disabled"] = "disabled"
+    metadata: dict[str, str] = Field(default_factory=dict)
+    top_logprobs: int = 0
+    usage: dict[str, Any] | None = None
+
+
+def response_usage(used: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": used.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": used.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": used.total_tokens,
+    }
+
+
+def response_outcome(completion: Completion, ids: str = "") -> dict[str, Any]:
+    """Status and output of a response; ``ids`` is the common part of the ids of its items, random if empty."""
+    items = ResponseEvents(completion.dialect, ids, completion.functions)
+    for turn in completion.turns:
+        items.turn(turn)
+    items.finish()
+    if completion.text is not None or completion.refusal is not None:
+        tokens = completion.log_probs.model_dump()["content"] if completion.log_probs else []
+        items.message(completion.text, completion.refusal, tokens)
+    for call in completion.calls:
+        items.function_call(call.id, call.name, call.json)
+    truncated = completion.finish == "length"
+    return {
+        "status": "incomplete" if truncated else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
+        "output": items.output,
+    }
+
+
+def response_reply(completion: Completion, base: ResponseReply) -> dict[str, Any]:
+    """The response of a reply in an episode; ``base`` has the fields that are known before it."""
+    usage = response_usage(Usage.sum(completion.prompt_tokens, completion.completion_tokens))
+    changes = {"completed_at": int(time.time()), "usage": usage, **response_outcome(completion)}
+    return {**base.model_copy(update=changes).model_dump(mode="json"), "pixelis": completion.fields}
+
+
+class ResponseStream:
+    """The events of a response: output items as they arise, then the message and the calls."""
+
+    def __init__(self, base: ResponseReply, dialect: str, functions: Collection[str] = ()):
+        self.base = base
+        self.items = ResponseEvents(dialect, functions=functions)
+        self.thoughts = ThoughtStream(dialect)
+
+    def start(self) -> str:
+        response = self.base.model_dump(mode="json")
+        kinds = ("response.created", "response.in_progress")
+        return "".join(self.items.event(kind, response=response) for kind in kinds)
+
+    def text(self, text: str, attempt: int = 0) -> str:
+        """The events for a piece of text of the next turn."""
+        thought = self.thoughts.add(text, attempt)
+        return "".join(self.items.thinking(thought, attempt)) if thought else ""
+
+    def turn(self, turn: Turn, attempt: int = 0) -> str:
+        """The events for what a whole turn adds."""
+        rest = self.thoughts.end(turn.text, attempt) if turn.is_policy else ""
+        return "".join(self.items.turn(turn, attempt, rest))
+
+    def end(self, reply: dict[str, Any]) -> list[str]:
+        """The last events, for the reply that a request without a stream gets."""
+        last = [item for item in reply["output"] if item["type"] in ("message", "function_call")]
+        if self.items.output:
+            events = self.items.finish()
+        else:  # a cached response, or the policy answered at once
+            earlier = [item for item in reply["output"] if item not in last]
+            events = [event for item in earlier for event in self.items.item(item)]
+        for item in last:
+            if item["type"] == "message":
+                (part,) = item["content"]
+                tokens = part.get("logprobs", [])
+                events += self.items.message(part.get("text"), part.get("refusal"), tokens)
+            else:
+                events += self.items.function_call(item["call_id"], item["name"], item["arguments"])
+        response = {**reply, "output": self.items.output}
+        return [*events, self.items.event(f"response.{reply['status']}", response=response)]
+
+    def error(self, error: ApiError) -> str:
+        details = {"code": error.code, "message": error.message}
+        response = self.base.model_copy(update={"status": "failed", "error": details}).model_dump(mode="json")
+        return self.items.event("error", **details, param=error.param) + self.items.event(
+            "response.failed", response=response
+        )
