@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from ray.actor import ActorHandle
 
+from pixelis.actors.agent_rollouts import AgentRollouts
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.generator_router import GeneratorRouter, Reservation
 from pixelis.actors.rollout_buffer import ScoredGroup, Selection
@@ -114,7 +115,8 @@ class Rollouts:
         scorers: Sequence[ActorHandle],
         embedder: ActorHandle | None = None,
     ):
-        self.config, self.router, self.embedder = config, router, embedder
+        self.config, self.embedder = config, embedder
+        self.player = AgentRollouts(config, router) if config.rft.agent else router
         self.scorer, self.log = itertools.cycle(scorers), EventLog(config.run.dir)
         self.labels: dict[str, Labels] = {}
         """True answers by question id that the reader has cut off: for metrics alone."""
@@ -156,7 +158,7 @@ class Rollouts:
     ) -> ScoredGroup:
         """Scored episodes of one question. Raises InfraFailure; DataFailure or BadInput that name its row."""
         try:
-            rollout = await self.router.rollout(request, reserved)
+            rollout = await self.player.rollout(request, reserved)
             states = []
             if self.embedder is not None:
                 states.append(self.embedder.states.remote(rollout.group, rollout.views))

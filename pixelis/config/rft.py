@@ -210,6 +210,16 @@ class RftConfig(Section):
     """passes through a batch, each with `minibatches` optimizer steps"""
     max_off_policy_steps: NonNegativeInt = 0
     """maximum number of steps that rollouts lag behind the learner; 0: exactly on-policy"""
+    agent: str | None = None
+    """outside agent that plays the episodes instead of the policy's own loop: an async function,
+    `package.module:name` or `path.py:name`; http: programs that take the questions from the address in
+    run.dir/episodes.json"""
+    agent_workers: PositiveInt = 1
+    """processes that run the agent's function"""
+    agent_timeout_s: PositiveFloat = 300.0
+    """timeout in seconds of an episode of an outside agent"""
+    agent_address: str = "127.0.0.1:0"
+    """address of the episode routes for agent=http; with port 0 any free one"""
     sampling: SamplingConfig = SamplingConfig()
     advantage: AdvantageConfig = AdvantageConfig()
     loss: LossConfig = LossConfig()

@@ -40,7 +40,7 @@ def run(stage: str, config: Config) -> None:
 
 def train_with_rollouts(stage: str, config: Config, marker: Path) -> bool:
     """Train by `rft` or `ttrl`; returns whether the policy is evaluated too (pixel budgets need own actors)."""
-    checked = rft.require_filter_key(config) if stage == "rft" else ttrl.require_unlabelled(config)
+    checked = rft.checked(config) if stage == "rft" else ttrl.require_unlabelled(config)
     with (
         run_folder(checked, config.data.train),
         placement.placed(planned := rft.with_steps(config), initial=config.policy.adapter) as actors,

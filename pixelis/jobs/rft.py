@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pixelis.actors import learner, placement, reservations
+from pixelis.actors.agent_rollouts import HTTP
+from pixelis.actors.agent_runner import load_agent
 from pixelis.actors.batch_sources import RolloutSource
 from pixelis.actors.train_job import TrainJob
 from pixelis.actors.weights import publisher_for
@@ -64,8 +66,12 @@ def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool
     )
 
 
-def require_filter_key(config: Config) -> Config:
-    """The configuration; BadConfig if groups are filtered by true answers, which are cut off as no reward uses any."""
+def checked(config: Config) -> Config:
+    """The configuration; BadConfig for an agent that cannot be imported, or if groups are filtered by true answers,
+    which are cut off as no reward uses any.
+    """
+    if config.rft.agent not in (None, HTTP):
+        load_agent(config.rft.agent)
     if config.rft.filter.key in LABELLED and not config.rewards.labelled:
         raise BadConfig(
             f"rft.filter.key={config.rft.filter.key} needs true answers, which no reward uses",
@@ -106,14 +112,14 @@ def findings(config: Config) -> list[Finding]:
 
 
 def check(config: Config) -> None:
-    require_filter_key(config)
+    checked(config)
     dry_run.check("rft", config, inputs(config), findings(config))
 
 
 def start(config: Config) -> Path:
     """Place the actors in run.dir and `run`; returns the last checkpoint."""
     with (
-        run_folder(require_filter_key(config), config.data.train),
+        run_folder(checked(config), config.data.train),
         placement.placed(planned := with_steps(config), initial=config.policy.adapter) as actors,
     ):
         return run(planned, actors)

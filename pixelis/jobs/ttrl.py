@@ -72,7 +72,7 @@ def require_unlabelled(config: Config) -> Config:
         )
     if not config.rewards.weights.majority_vote:
         raise BadConfig("rewards.weights.majority_vote is 0", fix="use rewards.preset=ttrl")
-    return rft.require_filter_key(config)
+    return rft.checked(config)
 
 
 def shares(folder: Path) -> list[float]:

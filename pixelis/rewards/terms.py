@@ -390,7 +390,14 @@ def score_in(context: Context) -> Group:
 def _measure(
     trajectory: Trajectory, context: Context, raw: dict[str, float], weighted: dict[str, float]
 ) -> str | None:
-    """Fill in raw and weighted terms; returns the cause if a weighted one cannot be computed."""
+    """Fill in raw and weighted terms; returns the cause if a weighted one cannot be computed.
+
+    What an outside agent or a verifier gave is the reward: the run's own terms are for episodes without it.
+    """
+    if trajectory.outcome is not None:
+        raw |= trajectory.outcome
+        weighted |= trajectory.outcome
+        return None
     cause = None
     for name in context.settings.computed:
         term, weight = TERMS[name], context.weights[name]

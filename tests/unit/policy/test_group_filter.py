@@ -80,10 +80,10 @@ def test_without_truths_groups_are_filtered_by_votes_only() -> None:
     settings = ["rewards.preset=ttrl", "rft.algorithm=ttrl"]
     # In `rft` too: no reward uses truths, so they are cut off at the reader.
     unlabelled = config.load(None, [*settings, "rft.filter.key=accuracy"])
-    for require in (rft_job.require_filter_key, ttrl.require_unlabelled):
+    for require in (rft_job.checked, ttrl.require_unlabelled):
         with pytest.raises(BadConfig, match=r"rft\.filter\.key=accuracy needs true answers"):
             require(unlabelled)
-    assert rft_job.require_filter_key(config.load(None, ["rft.filter.key=accuracy"]))
+    assert rft_job.checked(config.load(None, ["rft.filter.key=accuracy"]))
     assert ttrl.require_unlabelled(config.load(None, [*settings, "rft.filter.key=majority_vote"]))
 
 

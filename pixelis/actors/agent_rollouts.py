@@ -1,0 +1,261 @@
+"""Groups of episodes that an outside agent plays: a user's function, or programs that take them over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+import secrets
+import socket
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pixelis.actors.agent_runner import AgentQuestion, AgentRunner, Outcome
+from pixelis.actors.episode_routes import EpisodeHost, Piece, episode_router
+from pixelis.actors.episodes import Episodes, OutsideEpisode
+from pixelis.actors.generator_member import root_cause
+from pixelis.actors.generator_router import GeneratorRouter, Reservation
+from pixelis.actors.report import merge_views
+from pixelis.actors.rollout_messages import RolloutRequest, RolloutResult
+from pixelis.config import Config
+from pixelis.errors import BadInput, DataFailure, InfraFailure, PixelisError
+from pixelis.files import replacing
+from pixelis.protocol.episodes import (
+    EpisodeRequest,
+    EpisodeStatus,
+    NextEpisodeReply,
+    RewardReply,
+    RewardRequest,
+)
+from pixelis.protocol.errors import ApiError, Model, parse_body
+from pixelis.protocol.messages import Message
+from pixelis.protocol.tools import Toolset
+from pixelis.records import Group
+from pixelis.telemetry.events import EventLog
+from pixelis.telemetry.metrics import count
+
+HTTP = "http"
+"""Value of ``rft.agent`` for programs that take their questions themselves."""
+ATTEMPTS = 2
+"""Attempts of an episode whose agent's process dies or is late."""
+MAX_BODY_BYTES = 256_000_000
+GRACE_S = 10.0
+"""Seconds after its timeout in which a function must end: its process is killed otherwise."""
+FILE = "episodes.json"
+"""In ``run.dir``: ``url`` and ``key`` of the routes."""
+
+
+class AgentRollouts:
+    """Rolls out requests as a `GeneratorRouter` does, but an outside agent owns the loop."""
+
+    def __init__(self, config: Config, router: GeneratorRouter):
+        self.config, self.timeout_s = config, config.rft.agent_timeout_s
+        self.episodes = Episodes(config, router)
+        self.offers: asyncio.Queue[OutsideEpisode] = asyncio.Queue()
+        self.log = EventLog(config.run.dir)
+        self.key, self.url = secrets.token_urlsafe(24), ""
+        self.starting = asyncio.Lock()
+        self.server: asyncio.Task[None] | None = None
+        self.runners = list[ActorHandle]()
+        self.turn = itertools.count()
+
+    async def rollout(self, request: RolloutRequest, reserved: Reservation | None = None) -> RolloutResult:
+        """The group of a request. An episode whose agent fails is unscored, with the cause.
+
+        Raises BadInput for a question that cannot be shown to an agent.
+        """
+        await self._start()
+        played = await asyncio.gather(*(self._episode(request, i, reserved) for i in range(request.samples)))
+        records = [episode.record() for episode in played]
+        trajectories = [trajectory for trajectory, _ in records]
+        group = Group(
+            id=request.group_id,
+            question=request.question,
+            trajectories=trajectories,
+            policy_version=min(t.policy_version for t in trajectories),
+        )
+        for episode in played:
+            self.episodes.close(episode)
+        return RolloutResult(group, merge_views([views for _, views in records if views is not None]))
+
+    async def _episode(
+        self, request: RolloutRequest, sample: int, reserved: Reservation | None
+    ) -> OutsideEpisode:
+        for attempt in range(ATTEMPTS):
+            episode = self.episodes.open(
+                request.question,
+                request.group_id,
+                request.sampling,
+                self.timeout_s,
+                sample=sample,
+                reservation=reserved,
+            )
+            try:
+                await self._play(episode)
+            except RayActorError:
+                episode.fail("agent_died")
+            except TimeoutError:
+                episode.fail("agent_timeout")
+            finally:
+                episode.fail("cancelled")  # unless it has ended
+            count("rollouts/agent_episodes", tags={"outcome": episode.cause or "ended"})
+            if episode.cause not in ("agent_died", "agent_timeout") or attempt == ATTEMPTS - 1:
+                break
+            self.episodes.close(episode)
+        return episode
+
+    async def _play(self, episode: OutsideEpisode) -> None:
+        """Return when the episode has ended. Raises RayActorError if the process of the agent dies."""
+        if not self.runners:
+            await self.offers.put(episode)
+            async with asyncio.timeout(self.timeout_s):
+                await episode.ended.wait()
+            return
+        runner = self.runners[next(self.turn) % len(self.runners)]
+        url = f"{self.url}/v1/episodes/{episode.id}/v1"
+        try:
+            async with asyncio.timeout(self.timeout_s + GRACE_S):
+                outcome = await runner.play.remote(episode.question, url, self.key, self.timeout_s)
+            episode.end(as_terms(outcome))
+        except RayTaskError as error:
+            if isinstance(cause := root_cause(error), BadInput | DataFailure | TimeoutError):
+                raise cause from None
+            self.failed(episode, f"{cause!r:.500}")
+        except TimeoutError:  # its process hangs
+            ray.kill(runner, no_restart=False)
+            raise
+        except (TypeError, ValueError) as error:
+            self.failed(episode, str(error))
+
+    def failed(self, episode: OutsideEpisode, error: str) -> None:
+        if episode.fail("agent_failed"):
+            self.log.write("agent_failed", question=episode.question.id, error=error)
+
+    async def _start(self) -> None:
+        """Serve the episode routes, and start the processes of a function. Idempotent."""
+        async with self.starting:
+            if self.server is not None:
+                return
+            host, _, port = self.config.rft.agent_address.rpartition(":")
+            try:
+                listener = socket.create_server((host, int(port)))
+            except (OSError, ValueError) as error:
+                problem = f"the episode routes cannot listen at {self.config.rft.agent_address}: {error}"
+                raise InfraFailure(problem, fix="set rft.agent_address to HOST:PORT") from None
+            everywhere = host in ("0.0.0.0", "::", "")
+            shown = ray.util.get_node_ip_address() if everywhere else host
+            self.url = f"http://{shown}:{listener.getsockname()[1]}"
+            server = uvicorn.Server(uvicorn.Config(create_app(self), log_level="warning"))
+            self.server = asyncio.create_task(server.serve(sockets=[listener]))
+            reference = self.config.rft.agent or HTTP
+            if reference == HTTP:
+                with replacing(Path(self.config.run.dir) / FILE) as out:
+                    out.write(json.dumps({"url": self.url, "key": self.key}).encode())
+                return
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            options: dict[str, Any] = {} if everywhere else {"scheduling_strategy": here}
+            self.runners = [
+                AgentRunner.options(num_cpus=0, **options).remote(reference, self.config.toolbox)  # type: ignore[attr-defined]
+                for _ in range(self.config.rft.agent_workers)
+            ]
+
+
+def as_terms(outcome: Outcome) -> dict[str, float] | None:
+    """What an agent's function returned as reward terms. Raises TypeError or ValueError for anything else."""
+    if outcome is None:
+        return None
+    terms = dict(outcome) if isinstance(outcome, Mapping) else {"reward": outcome}
+    values = {str(name): float(value) for name, value in terms.items()}
+    if not all(map(math.isfinite, values.values())):
+        raise ValueError(f"the agent's reward {outcome!r} is not finite")
+    return values
+
+
+class RunHost(EpisodeHost):
+    """The episodes of a training run, all for the holder of its key."""
+
+    def __init__(self, rollouts: AgentRollouts):
+        config = rollouts.config
+        self.rollouts, self.episodes = rollouts, rollouts.episodes
+        self.model, self.dialect = Path(config.policy.model).name, config.dialogue.dialect
+        self.operations = frozenset(config.toolbox.operations)
+
+    async def open(self, body: EpisodeRequest) -> EpisodeStatus:
+        message = "a training run has its own questions: POST /v1/episodes/next"
+        raise ApiError(403, message, "questions_of_run")
+
+    async def next(self, wait_s: float) -> NextEpisodeReply | None:
+        try:
+            async with asyncio.timeout(wait_s):
+                while (episode := await self.rollouts.offers.get()).ended.is_set():
+                    pass  # it has expired
+        except TimeoutError:
+            return None
+        settings = self.rollouts.config.toolbox
+        question = await asyncio.to_thread(AgentQuestion.of, episode.question, settings)
+        shown = self.episodes.shown(episode).model_dump(include=set(EpisodeStatus.model_fields))
+        pictures = list(question.pictures.values())
+        return NextEpisodeReply(
+            **{**shown, "question": question.text, "images": pictures, "metadata": question.meta}
+        )
+
+    def complete(
+        self, id: str, messages: Sequence[Message], tools: Toolset, max_tokens: int | None, stream: bool
+    ) -> AsyncGenerator[Piece, None]:
+        return self.episodes.complete(self.episodes.get(id), messages, tools, max_tokens, stream)
+
+    async def reward(self, id: str, body: RewardRequest) -> RewardReply:
+        return await self.episodes.reward(self.episodes.get(id), body)
+
+    async def fail(self, id: str, cause: str) -> EpisodeStatus:
+        episode = self.episodes.get(id)
+        self.rollouts.failed(episode, cause[:500])
+        return self.episodes.shown(episode)
+
+    async def status(self, id: str) -> EpisodeStatus:
+        return self.episodes.shown(self.episodes.get(id))
+
+
+def create_app(rollouts: AgentRollouts) -> FastAPI:
+    """The episode routes of a training run, for callers with its key."""
+    app, host = FastAPI(openapi_url=None), RunHost(rollouts)
+
+    async def host_of(request: Request) -> EpisodeHost:
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not secrets.compare_digest(key.encode(), rollouts.key.encode()):
+            raise ApiError(401, f"the key is missing or wrong: see {FILE} in run.dir", "invalid_api_key")
+        return host
+
+    async def read(request: Request, model: type[Model]) -> Model:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes", "body_too_large")
+        return parse_body(model, bytes(body) or b"{}")
+
+    async def answer(request: Request, error: Exception) -> Response:
+        return as_api_error(error).response()
+
+    app.include_router(episode_router(host_of, read, as_api_error))
+    for kind in (ApiError, PixelisError, RayError):
+        app.add_exception_handler(kind, answer)
+    return app
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, BadInput):
+        return ApiError(400, error.message, error.code)
+    return ApiError(503, "the policy cannot reply at the moment", "unavailable", retry_after_s=2.0)

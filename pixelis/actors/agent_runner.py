@@ -1,0 +1,113 @@
+"""The AgentRunner actor: runs the function of an outside agent, one call an episode."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import inspect
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import openai
+import ray
+from PIL import Image
+
+from pixelis.config import ToolboxConfig
+from pixelis.config.references import load_reference
+from pixelis.datasets.media import open_media
+from pixelis.dialogue.chat import png_url
+from pixelis.errors import BadConfig, BadInput
+from pixelis.records import Media, Question
+
+CONCURRENT_EPISODES = 256
+"""Episodes of one process: an agent waits for the policy most of the time."""
+
+SHOWN = 64
+"""Questions whose pictures are kept encoded."""
+
+Outcome = float | Mapping[str, float] | None
+"""A reward, reward terms by name, or None: the run's own rewards, or the vote, decide."""
+
+
+@dataclass(frozen=True)
+class AgentQuestion:
+    """What an agent learns of a question: its text, and its pictures as PNG data URLs by id.
+
+    ``answers``, where the data has them, are for the reward and must not reach the policy.
+    """
+
+    id: str
+    text: str
+    pictures: dict[str, str] = field(default_factory=dict)
+    answers: list[str] | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, question: Question, settings: ToolboxConfig) -> AgentQuestion:
+        """Raises BadImage for damaged pictures, BadInput for clips."""
+        pictures = {media.id: _picture_url(media, settings) for media in question.media}
+        return cls(question.id, question.question, pictures, question.answers, question.meta)
+
+    @property
+    def content(self) -> list[dict[str, Any]]:
+        """The parts of a user message of OpenAI's chat API: the pictures, then the text."""
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in self.pictures.values()]
+        return [*parts, {"type": "text", "text": self.text}]
+
+    def image(self, name: str = "img0") -> Image.Image:
+        """A picture of the question at full resolution."""
+        encoded = self.pictures[name].partition(",")[2]
+        return Image.open(io.BytesIO(base64.b64decode(encoded)))
+
+
+def _picture_url(media: Media, settings: ToolboxConfig) -> str:
+    pixels = open_media(media, settings)
+    if not isinstance(pixels, np.ndarray):
+        raise BadInput(f"{media.id} is a clip, which an outside agent cannot get", code="agent_clip")
+    return png_url(pixels)
+
+
+Agent = Callable[[AgentQuestion, openai.AsyncOpenAI], Awaitable[Outcome]]
+
+
+def load_agent(reference: str) -> Agent:
+    """The function ``rft.agent`` names. Raises BadConfig."""
+    agent = load_reference(reference, "rft.agent")
+    if not inspect.iscoroutinefunction(agent):
+        raise BadConfig(
+            f"rft.agent: {reference} is no async function", fix="write `async def run(question, client)`"
+        )
+    return agent
+
+
+@ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=CONCURRENT_EPISODES)
+class AgentRunner:
+    """Runs episodes of an agent's function. What the function raises is raised to the caller."""
+
+    def __init__(self, reference: str, settings: ToolboxConfig):
+        self.agent, self.settings = load_agent(reference), settings
+        self.client: openai.AsyncOpenAI | None = None
+        self.shown: OrderedDict[str, AgentQuestion] = OrderedDict()
+        self.lock = threading.Lock()
+
+    async def play(self, question: Question, base_url: str, key: str, timeout_s: float) -> Outcome:
+        """The outcome of an episode at ``base_url``. Raises TimeoutError."""
+        if self.client is None:  # one for all episodes: its connections are slow to set up
+            self.client = openai.AsyncOpenAI(api_key=key, base_url=base_url)
+        seen = await asyncio.to_thread(self._show, question)
+        async with asyncio.timeout(timeout_s):
+            return await self.agent(seen, self.client.with_options(base_url=base_url, timeout=timeout_s))
+
+    def _show(self, question: Question) -> AgentQuestion:
+        """What the agent sees; the episodes of a group share it."""
+        with self.lock:
+            if (known := self.shown.get(question.id)) is None:
+                known = self.shown[question.id] = AgentQuestion.of(question, self.settings)
+                if len(self.shown) > SHOWN:
+                    self.shown.popitem(last=False)
+            return known

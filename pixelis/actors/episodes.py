@@ -1,0 +1,363 @@
+"""Episodes whose agent owns the loop: each of its requests lets the policy's episode go on where it stopped.
+
+The record is the one of our own loop (`dialogue.agent`), which a generator interrupts and resumes: tokens,
+log-probs, masks and views are what the policy saw and sampled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pixelis.actors.generator_router import GeneratorRouter, Reservation
+from pixelis.actors.group_views import GroupViews
+from pixelis.actors.rollout_messages import (
+    ClientContent,
+    ClientTurn,
+    EpisodeSoFar,
+    RolloutRequest,
+    RolloutResult,
+    TextUpdate,
+    TurnUpdate,
+)
+from pixelis.config import Config
+from pixelis.dialogue.agent import up_to
+from pixelis.dialogue.session import SamplingParams
+from pixelis.errors import PixelisError
+from pixelis.protocol.branches import Branches, Extends, Repeats
+from pixelis.protocol.completion import Completion
+from pixelis.protocol.episodes import EpisodeStatus, RewardReply, RewardRequest, Status
+from pixelis.protocol.errors import ApiError
+from pixelis.protocol.messages import Message
+from pixelis.protocol.tools import Toolset
+from pixelis.records import Action, Media, Question, StopReason, Trajectory, new_id
+from pixelis.rewards.scorers import case_of, find_scorer
+from pixelis.rewards.services import shared_services
+
+MAX_OPEN = 10_000
+"""Open episodes of a host."""
+CUT_OFF = (StopReason.LENGTH, StopReason.OVER_TURN, StopReason.OVER_CONTEXT, StopReason.OVER_IMAGES)
+
+
+@dataclass
+class Line:
+    """A branch of an episode: its record, and what the policy has said by the number of messages up to it.
+
+    ``turns``: of the policy, by the same number. ``media``: the number of pictures and clips so far.
+    """
+
+    question: Question
+    trajectory: Trajectory
+    views: GroupViews | None = None
+    turns: dict[int, int] = field(default_factory=dict)
+    media: int = 0
+    added_id: str = ""
+    completion: Completion | None = None
+    answered: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass
+class OutsideEpisode:
+    """An episode of an outside agent, open until a reward, a failure or its expiry ends it.
+
+    ``sample``: its number in its group. ``cause``: of a failure. ``outcome``: reward terms; None without a
+    reward.
+    """
+
+    id: str
+    question: Question
+    group_id: str
+    sampling: SamplingParams
+    expires_at: float
+    sample: int = 0
+    reservation: Reservation | None = None
+    owner: str = ""
+    branches: Branches = field(default_factory=Branches)
+    lines: dict[str, Line] = field(default_factory=dict)
+    last: str = "main"
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    cause: str = ""
+    chosen: str = ""
+    outcome: dict[str, float] | None = None
+    answer: str | None = None
+
+    @property
+    def status(self) -> Status:
+        if not self.ended.is_set():
+            return "open"
+        if self.cause:
+            return "failed"
+        return "rewarded" if self.outcome is not None else "unrewarded"
+
+    def end(
+        self, outcome: Mapping[str, float] | None = None, answer: str | None = None, branch: str | None = None
+    ) -> bool:
+        """End the episode at ``branch``, by default the last; False if it has ended before, and stays so.
+
+        Raises ApiError 400 for an unknown branch.
+        """
+        if branch is not None and branch not in self.lines:
+            known = ", ".join(self.lines) or "none"
+            raise ApiError(400, f"no branch {branch[:40]!r}; known: {known}", "unknown_branch", "branch")
+        if self.ended.is_set():
+            return False
+        self.outcome = dict(outcome) if outcome is not None else None
+        self.answer, self.chosen = answer, branch or self.last
+        self.ended.set()
+        return True
+
+    def fail(self, cause: str) -> bool:
+        """End the episode without a reward: the cause is counted, nothing is learnt."""
+        if self.ended.is_set():
+            return False
+        self.cause, self.chosen = cause, self.last
+        self.ended.set()
+        return True
+
+    def record(self) -> tuple[Trajectory, GroupViews | None]:
+        """The trajectory of the branch that counts, as one of our own loop, and its views."""
+        line = self.lines.get(self.chosen)
+        if line is None:
+            cause = self.cause or "agent_silent"  # it has not called the policy
+            line = Line(self.question, Trajectory(question_id=self.question.id, unscored=cause))
+        trajectory = line.trajectory
+        update: dict[str, Any] = {"question_id": self.question.id, "group_id": self.group_id}
+        update["outcome"] = self.outcome
+        if self.cause:
+            timed_out = self.cause == "agent_timeout"
+            reason = StopReason.DEADLINE if timed_out else StopReason.ERROR
+            update |= {"stop_reason": reason, "unscored": self.cause, "answer": None}
+        elif line.completion is not None and trajectory.stop_reason not in CUT_OFF:
+            answer = self.answer if self.answer is not None else line.completion.text
+            update |= {"answer": answer, "stop_reason": StopReason.ANSWER if answer else StopReason.DONE}
+        return trajectory.model_copy(update=update), line.views
+
+
+class Episodes:
+    """Holds the open episodes of outside agents, whose completions a router's generators make."""
+
+    def __init__(self, config: Config, router: GeneratorRouter):
+        self.config, self.router = config, router
+        self.by_id: dict[str, OutsideEpisode] = {}
+        self.ended: dict[str, OutsideEpisode] = {}
+        """The last that were closed, in order."""
+
+    def open(
+        self, question: Question, group_id: str, sampling: SamplingParams, expires_s: float, **details: Any
+    ) -> OutsideEpisode:
+        """Raises ApiError 429 with too many open episodes."""
+        if len(self.by_id) >= MAX_OPEN:
+            raise ApiError(429, "too many episodes are open", "too_many_episodes", retry_after_s=10.0)
+        id, expires_at = new_id("ep"), time.time() + expires_s
+        episode = OutsideEpisode(id, question, group_id, sampling, expires_at, **details)
+        self.by_id[id] = episode
+        return episode
+
+    def close(self, episode: OutsideEpisode) -> None:
+        """Forget an ended episode, but how it ended, for its agent may ask again."""
+        if self.by_id.pop(episode.id, None) is not None:
+            episode.lines.clear()
+            self.ended[episode.id] = episode
+            if len(self.ended) > MAX_OPEN:
+                del self.ended[next(iter(self.ended))]
+
+    def get(self, id: str, owner: str = "") -> OutsideEpisode:
+        """An episode that is open or has ended lately. Raises ApiError 404, also for another caller's."""
+        episode = self.by_id.get(id) or self.ended.get(id)
+        if episode is None or episode.owner != owner:
+            raise ApiError(404, f"there is no episode {id[:40]!r}", "episode_not_found", "id")
+        return episode
+
+    async def reward(self, episode: OutsideEpisode, body: RewardRequest) -> RewardReply:
+        """End an episode with a reward; one that has ended stays as it is. Raises ApiError 400."""
+        if not episode.ended.is_set():
+            outcome = body.terms or {"reward": body.reward or 0.0}
+            if body.verifier is not None:
+                outcome = {body.verifier: await asyncio.to_thread(self._verify, episode, body)}
+            episode.end(outcome, body.answer, body.branch)
+        reward = math.fsum(episode.outcome.values()) if episode.outcome is not None else None
+        return RewardReply(id=episode.id, status=episode.status, branch=episode.chosen, reward=reward)
+
+    def _verify(self, episode: OutsideEpisode, body: RewardRequest) -> float:
+        """The score of the answer by a scorer. Raises ApiError 400 if it cannot be computed."""
+        answer, truths, name = body.answer, episode.question.answers, body.verifier or ""
+        if answer is None and (line := episode.lines.get(body.branch or episode.last)) is not None:
+            answer = line.completion.text if line.completion is not None else None
+        if not truths:
+            raise ApiError(400, "the episode's question has no answers", "no_answers", "verifier")
+        try:
+            case = case_of(episode.question, answer, truths)
+            return find_scorer(name)(case, shared_services(self.config.rewards))
+        except PixelisError as error:
+            raise ApiError(400, error.message, error.code, "verifier") from None
+
+    @staticmethod
+    def shown(episode: OutsideEpisode) -> EpisodeStatus:
+        return EpisodeStatus(
+            id=episode.id,
+            base_url="",
+            group=episode.group_id,
+            expires_at=episode.expires_at,
+            status=episode.status,
+            branches={name: line.trajectory.policy_turns for name, line in episode.lines.items()},
+            reward=math.fsum(episode.outcome.values()) if episode.outcome is not None else None,
+            cause=episode.cause or None,
+        )
+
+    async def complete(
+        self,
+        episode: OutsideEpisode,
+        messages: Sequence[Message],
+        tools: Toolset,
+        max_tokens: int | None = None,
+        stream: bool = False,
+    ) -> AsyncGenerator[TextUpdate | TurnUpdate | Completion, None]:
+        """The policy's next reply to a conversation, with ``stream`` after its text and turns.
+
+        Raises ApiError 409 for an ended episode, 422 for a reply that is not what ``tool_choice`` asks for,
+        BadInput and InfraFailure; the same request may follow.
+        """
+        if episode.ended.is_set():
+            raise ApiError(409, "the episode has ended", "episode_ended", "id")
+        place = episode.branches.place(messages)
+        if isinstance(place, Repeats):
+            line = episode.lines[place.branch]
+            async with line.answered:
+                if line.completion is not None:
+                    yield line.completion
+                    return
+            raise ApiError(409, "the request before has failed: send it again", "not_completed")
+        name = place.branch
+        new: Sequence[Message] = place.new
+        if isinstance(place, Extends):
+            line = episode.lines[name]
+        else:
+            line, new = self._fork(episode, place.source, place.keep, messages)
+            episode.lines[name] = line
+        async with line.answered:
+            line.completion = None
+            try:
+                items = self._complete(episode, line, name, new, tools, max_tokens, stream)
+                async with aclosing(items):
+                    async for item in items:
+                        yield item
+            except BaseException:
+                episode.branches.abandon(name)
+                if name not in episode.branches.branches:
+                    del episode.lines[name]
+                raise
+
+    def _fork(
+        self, episode: OutsideEpisode, source: str | None, keep: int, messages: Sequence[Message]
+    ) -> tuple[Line, Sequence[Message]]:
+        """A new branch from a reply of another, or from the beginning, and the messages that follow."""
+        if source is not None:
+            earlier = episode.lines[source]
+            trajectory = up_to(earlier.trajectory, earlier.turns[keep])
+            turns = {place: count for place, count in earlier.turns.items() if place <= keep}
+            line = replace(earlier, trajectory=trajectory, turns=turns, answered=asyncio.Lock())
+            return line, messages[keep:]
+        first = next((i for i, m in enumerate(messages) if m.role == "assistant"), len(messages))
+        opening = [m for m in messages[:first] if m.role == "user"]
+        media = [url for message in opening for url in message.media]
+        question = episode.question.model_copy(
+            update={
+                "question": "\n".join(m.text for m in opening if m.text),
+                "system": "\n\n".join(m.text for m in messages[:first] if m.role == "system"),
+                "history": [],
+                "media": [as_media(url, number) for number, url in enumerate(media)],
+                "meta": {},
+            }
+        )
+        trajectory = Trajectory(question_id=question.id, group_id=episode.group_id)
+        return Line(question, trajectory, media=len(media)), messages[first:]
+
+    async def _complete(
+        self,
+        episode: OutsideEpisode,
+        line: Line,
+        name: str,
+        new: Sequence[Message],
+        tools: Toolset,
+        max_tokens: int | None,
+        stream: bool,
+    ) -> AsyncGenerator[TextUpdate | TurnUpdate | Completion, None]:
+        before, sampling = line.trajectory, episode.sampling
+        said, media = client_turns(new, line.media)
+        views = line.views
+        so_far = EpisodeSoFar(before, said, views.added if views is not None else None, line.added_id)
+        functions = {function.name for function in tools.offered}
+        if max_tokens is not None:
+            sampling = replace(sampling, max_tokens=min(max_tokens, sampling.max_tokens))
+        request = RolloutRequest(
+            line.question.model_copy(update={"functions": list(tools.offered)}),
+            episode.group_id,
+            1,
+            sampling,
+            self.config.toolbox.has_tools,
+            text=stream,
+            resume=[so_far],
+            sample=episode.sample,
+        )
+        result: RolloutResult | None = None
+        items = self.router.episodes(request, stream=stream, reservation=episode.reservation)
+        async with aclosing(items):
+            async for item in items:
+                if isinstance(item, RolloutResult):
+                    result = item
+                else:
+                    yield item
+        assert result is not None
+        (trajectory,) = result.group.trajectories
+        if trajectory.stop_reason in (StopReason.ERROR, StopReason.DEADLINE):
+            cause = trajectory.unscored or trajectory.stop_reason.value
+            raise ApiError(503, f"the policy could not reply ({cause})", "not_completed", retry_after_s=1.0)
+        completion = Completion.of(trajectory, len(before.turns), functions, name)
+        tools.check(completion.calls)
+        line.trajectory, line.views, line.added_id = trajectory, result.views, trajectory.id
+        line.media, line.completion, episode.last = media, completion, name
+        episode.branches.reply(name, completion.message)
+        line.turns[len(episode.branches.branches[name].messages)] = trajectory.policy_turns
+        yield completion
+
+
+def client_turns(messages: Sequence[Message], media: int) -> tuple[list[ClientTurn], int]:
+    """What a client says after a policy turn, or the prompt, and the number of all media then.
+
+    An assistant message among them was not sampled: it begins the next turn.
+    """
+    turns, fresh = list[ClientTurn](), True
+
+    def content(message: Message) -> ClientContent:
+        nonlocal media
+        shown = [as_media(url, media + place) for place, url in enumerate(message.media)]
+        media += len(shown)
+        return ClientContent(message.text, shown)
+
+    for message in messages:
+        if message.role == "assistant":
+            calls = [Action(op=call.name, target="", arguments=call.arguments) for call in message.calls]
+            turns.append(ClientTurn(reply=message.text, calls=calls))
+            fresh = False
+            continue
+        if fresh or turns[-1].message is not None:
+            turns.append(ClientTurn())
+            fresh = False
+        said = turns[-1]
+        if message.role == "tool":
+            turns[-1] = replace(said, results=[*said.results, content(message)])
+        else:
+            turns[-1] = replace(said, message=content(message))
+    return turns, media
+
+
+def as_media(url: str, number: int) -> Media:
+    """A picture or clip of a conversation, whose ids count them all: img0, vid1, img2."""
+    is_clip = url.startswith("data:video/")
+    id, kind = (f"vid{number}", "video") if is_clip else (f"img{number}", "image")
+    return Media(id=id, uri=url, kind=kind)
