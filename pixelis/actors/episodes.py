@@ -319,7 +319,10 @@ class Episodes:
             raise ApiError(503, f"the policy could not reply ({cause})", "not_completed", retry_after_s=1.0)
         completion = Completion.of(trajectory, len(before.turns), functions, name)
         tools.check(completion.calls)
-        line.trajectory, line.views, line.added_id = trajectory, result.views, trajectory.id
+        if trajectory.policy_turns > before.policy_turns:
+            line.trajectory, line.views, line.added_id = trajectory, result.views, trajectory.id
+        else:  # a limit left the policy no turn
+            line.trajectory = before.model_copy(update={"stop_reason": trajectory.stop_reason})
         line.media, line.completion, episode.last = media, completion, name
         episode.branches.reply(name, completion.message)
         line.turns[len(episode.branches.branches[name].messages)] = trajectory.policy_turns
@@ -345,14 +348,17 @@ def client_turns(messages: Sequence[Message], media: int) -> tuple[list[ClientTu
             turns.append(ClientTurn(reply=message.text, calls=calls))
             fresh = False
             continue
-        if fresh or turns[-1].message is not None:
+        if fresh:
             turns.append(ClientTurn())
             fresh = False
-        said = turns[-1]
+        said, own = turns[-1], content(message)
         if message.role == "tool":
-            turns[-1] = replace(said, results=[*said.results, content(message)])
-        else:
-            turns[-1] = replace(said, message=content(message))
+            turns[-1] = replace(said, results=[*said.results, own])
+            continue
+        if said.message is not None:  # messages in a row are one
+            text = "\n".join(filter(None, (said.message.text, own.text)))
+            own = ClientContent(text, [*said.message.media, *own.media])
+        turns[-1] = replace(said, message=own)
     return turns, media
 
 
