@@ -13,7 +13,9 @@ agent = Agent(deps_type=object)
 def zoom_in(context: RunContext, bbox_2d: list[int], target: str = "img0") -> ToolReturn:
     """Show a region of the picture; bbox_2d: left, top, right, bottom in thousandths."""
     picture = context.deps.image()
-    left, top, right, bottom = (round(v * side / 1000) for v, side in zip(bbox_2d, picture.size * 2, strict=True))
+    left, top, right, bottom = (
+        round(v * side / 1000) for v, side in zip(bbox_2d, picture.size * 2, strict=True)
+    )
     file = io.BytesIO()
     picture.crop((left, top, max(right, left + 1), max(bottom, top + 1))).save(file, "PNG")
     crop = BinaryContent(file.getvalue(), media_type="image/png")

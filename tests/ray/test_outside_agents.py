@@ -146,13 +146,17 @@ def test_programs_take_questions_over_http(ray_cluster: None, tmp_path: Path) ->
     assert all(t.stop_reason is not StopReason.ANSWER or t.learnt_tokens for t in trajectories)
 
 
-def test_an_agent_trains_with_a_tool_of_its_own(ray_cluster: None, tmp_path: Path) -> None:
-    overrides = [
-        f"run.dir={tmp_path / 'run'}",
-        "data.train=cards:zoom",
-        "rft.agent=docs/examples/zoom_agent.py:run",
+@pytest.mark.parametrize("example", ["zoom_agent", pytest.param("pydantic_agent", marks=pytest.mark.long)])
+def test_an_agent_of_the_examples_trains(ray_cluster: None, tmp_path: Path, example: str) -> None:
+    """With a tool of its own."""
+    overrides = [f"run.dir={tmp_path / 'run'}", "data.train=cards:zoom"]
+    overrides += [
+        f"rft.agent=docs/examples/{example}.py:run",
+        "toolbox.operations=[]",
+        "rft.steps=1",
+        "rft.prompts_per_step=2",
+        "rft.group_size=2",
     ]
-    overrides += ["toolbox.operations=[]", "rft.steps=1", "rft.prompts_per_step=2", "rft.group_size=2"]
     config = absolute(load("configs/nano/rft.yaml", overrides))
     with run_folder(config, config.data.train), placement.placed(config) as actors:
         rft.run(config, actors)
