@@ -8,7 +8,8 @@ import json
 import math
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import ray
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from pydantic import BaseModel
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -37,9 +39,8 @@ from pixelis.protocol.episodes import (
     RewardReply,
     RewardRequest,
 )
-from pixelis.protocol.errors import ApiError, Model, parse_body
-from pixelis.protocol.messages import Message
-from pixelis.protocol.tools import Toolset
+from pixelis.protocol.errors import ApiError, parse_body
+from pixelis.protocol.request import CompletionBody
 from pixelis.records import Group
 from pixelis.telemetry.events import EventLog
 from pixelis.telemetry.metrics import count
@@ -209,10 +210,14 @@ class RunHost(EpisodeHost):
             **{**shown, "question": question.text, "images": pictures, "metadata": question.meta}
         )
 
-    def complete(
-        self, id: str, messages: Sequence[Message], tools: Toolset, max_tokens: int | None, stream: bool
-    ) -> AsyncGenerator[Piece, None]:
-        return self.episodes.complete(self.episodes.get(id), messages, tools, max_tokens, stream)
+    async def complete(self, id: str, body: CompletionBody) -> AsyncGenerator[Piece, None]:
+        episode = self.episodes.get(id)
+        sampling = episode.sampling
+        if body.token_limit is not None:
+            sampling = replace(sampling, max_tokens=min(body.token_limit, sampling.max_tokens))
+        tools = body.toolset(self.operations)
+        messages = body.normal_messages()
+        return self.episodes.complete(episode, messages, tools, sampling, bool(body.stream))
 
     async def reward(self, id: str, body: RewardRequest) -> RewardReply:
         return await self.episodes.reward(self.episodes.get(id), body)
@@ -236,18 +241,21 @@ def create_app(rollouts: AgentRollouts) -> FastAPI:
             raise ApiError(401, f"the key is missing or wrong: see {FILE} in run.dir", "invalid_api_key")
         return host
 
-    async def read(request: Request, model: type[Model]) -> Model:
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes", "body_too_large")
-        return parse_body(model, bytes(body) or b"{}")
+    def body_of(model: type[BaseModel]) -> Callable[..., Any]:
+        async def read(request: Request) -> BaseModel:
+            body = bytearray()
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes", "body_too_large")
+            return parse_body(model, bytes(body) or b"{}")
+
+        return read
 
     async def answer(request: Request, error: Exception) -> Response:
         return as_api_error(error).response()
 
-    app.include_router(episode_router(host_of, read, as_api_error))
+    app.include_router(episode_router(host_of, body_of, as_api_error))
     for kind in (ApiError, PixelisError, RayError):
         app.add_exception_handler(kind, answer)
     return app

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel
 
 from pixelis.actors.rollout_messages import TextUpdate, TurnUpdate
-from pixelis.protocol.chat import ChatBody, ChatStream, chat_reply
+from pixelis.protocol.chat import ChatBody, ChatReply, ChatStream, chat_reply
 from pixelis.protocol.completion import Completion
 from pixelis.protocol.episodes import (
     EpisodeReply,
@@ -24,15 +26,13 @@ from pixelis.protocol.episodes import (
     RewardReply,
     RewardRequest,
 )
-from pixelis.protocol.errors import ApiError, Model
-from pixelis.protocol.messages import Message
+from pixelis.protocol.errors import ApiError
+from pixelis.protocol.request import CompletionBody
 from pixelis.protocol.responses import ResponseReply, ResponsesBody, ResponseStream, response_reply
-from pixelis.protocol.stream import sse_event
-from pixelis.protocol.tools import Toolset
 from pixelis.records import new_id
 
+BODIES = (EpisodeRequest, NextEpisodeRequest, ChatBody, ResponsesBody, RewardRequest, FailRequest)
 Piece = TextUpdate | TurnUpdate | Completion
-ReadBody = Callable[[Request, type[Model]], Awaitable[Model]]
 
 
 class EpisodeHost(ABC):
@@ -53,9 +53,8 @@ class EpisodeHost(ABC):
         """The next question of a training run, None if there is none in ``wait_s``."""
 
     @abstractmethod
-    def complete(
-        self, id: str, messages: Sequence[Message], tools: Toolset, max_tokens: int | None, stream: bool
-    ) -> AsyncGenerator[Piece, None]: ...
+    async def complete(self, id: str, body: CompletionBody) -> AsyncGenerator[Piece, None]:
+        """Check a request; the pieces of its reply follow, the completion last."""
 
     @abstractmethod
     async def reward(self, id: str, body: RewardRequest) -> RewardReply: ...
@@ -66,122 +65,127 @@ class EpisodeHost(ABC):
     @abstractmethod
     async def status(self, id: str) -> EpisodeStatus: ...
 
+    def stream(self, events: AsyncGenerator[str, None]) -> Response:
+        """The response that sends these events."""
+        return StreamingResponse(events, media_type="text/event-stream", headers=NO_STORE)
+
 
 def episode_router(
-    host_of: Callable[[Request], Awaitable[EpisodeHost]],
-    read: ReadBody,
+    host_of: Callable[..., Any],
+    body_of: Callable[[type[BaseModel]], Callable[..., Any]],
     failure: Callable[[BaseException], ApiError],
 ) -> APIRouter:
     """The routes over the episodes of a request's caller.
 
-    ``read`` reads a body under its caps; ``failure`` is the error that a caller may see.
+    FastAPI dependencies: ``host_of`` gives the caller's EpisodeHost, ``body_of`` one that reads a body under
+    its caps. ``failure`` is the error that a caller may see.
     """
     router = APIRouter(prefix="/v1/episodes", tags=["episodes"])
+    caller = Depends(host_of)
+    opened, awaited, asked, continued, rewarded, failed = (Depends(body_of(model)) for model in BODIES)
 
     @router.post("", response_model=EpisodeReply)
-    async def open_episode(request: Request) -> Any:
+    async def open_episode(
+        request: Request, host: EpisodeHost = caller, body: EpisodeRequest = opened
+    ) -> Any:
         """Open an episode; an OpenAI client then uses its `base_url`."""
-        host = await host_of(request)
-        return _placed(request, await host.open(await read(request, EpisodeRequest)))
+        return _placed(request, await host.open(body))
 
     @router.post("/next", response_model=NextEpisodeReply, responses={204: {"description": "no question"}})
-    async def next_episode(request: Request) -> Any:
+    async def next_episode(
+        request: Request,
+        host: EpisodeHost = caller,
+        body: NextEpisodeRequest = awaited,
+    ) -> Any:
         """Wait for a question of a training run, which opens an episode."""
-        host = await host_of(request)
-        body = await read(request, NextEpisodeRequest)
         offered = await host.next(body.wait_s)
         return Response(status_code=204) if offered is None else _placed(request, offered)
 
-    @router.post("/{id}/v1/chat/completions")
-    async def chat(request: Request, id: str) -> Response:
+    @router.post("/{id}/v1/chat/completions", response_model=ChatReply)
+    async def chat(id: str, host: EpisodeHost = caller, body: ChatBody = asked) -> Response:
         """Go on with an episode as OpenAI's chat completions do."""
-        host = await host_of(request)
-        body = await read(request, ChatBody)
-        include_usage = body.stream_options is not None and body.stream_options.include_usage
-        stream = ChatStream(host.model, host.dialect, include_usage)
-        return await _complete(host, id, body, lambda completion: chat_reply(completion, host.model), stream)
+        return await respond(host, id, body, failure)
 
-    @router.post("/{id}/v1/responses")
-    async def responses(request: Request, id: str) -> Response:
+    @router.post("/{id}/v1/responses", response_model=ResponseReply)
+    async def responses(id: str, host: EpisodeHost = caller, body: ResponsesBody = continued) -> Response:
         """Go on with an episode as OpenAI's responses do."""
-        host = await host_of(request)
-        body = await read(request, ResponsesBody)
+        return await respond(host, id, body, failure)
+
+    @router.post("/{id}/reward")
+    async def reward(id: str, host: EpisodeHost = caller, body: RewardRequest = rewarded) -> RewardReply:
+        """End an episode with a reward. A repeated request gets the first one's reply."""
+        return await host.reward(id, body)
+
+    @router.post("/{id}/fail")
+    async def fail(
+        request: Request,
+        id: str,
+        host: EpisodeHost = caller,
+        body: FailRequest = failed,
+    ) -> EpisodeStatus:
+        """End an episode whose agent failed: it is counted, and nothing is learnt."""
+        return _placed(request, await host.fail(id, body.cause))
+
+    @router.get("/{id}")
+    async def status(request: Request, id: str, host: EpisodeHost = caller) -> EpisodeStatus:
+        """The state of an episode and its branches."""
+        return _placed(request, await host.status(id))
+
+    return router
+
+
+async def respond(
+    host: EpisodeHost, id: str, body: ChatBody | ResponsesBody, failure: Callable[[BaseException], ApiError]
+) -> Response:
+    """The reply to a request, in the format of its ``body``. Raises ApiError."""
+    format: Callable[[Completion], dict[str, Any]]
+    if isinstance(body, ChatBody):
+        include_usage = body.stream_options is not None and body.stream_options.include_usage
+        stream: ChatStream | ResponseStream = ChatStream(host.model, host.dialect, include_usage)
+        format = partial(chat_reply, model=host.model)
+    else:
         base = ResponseReply(
             id=new_id("resp"),
             created_at=int(time.time()),
             status="in_progress",
             model=host.model,
+            store=False,
             temperature=1.0 if body.temperature is None else body.temperature,
             top_p=1.0 if body.top_p is None else body.top_p,
             **body.shown(),
         )
-        functions = {tool.name or "" for tool in body.tools or ()}
-        stream = ResponseStream(base, host.dialect, functions)
-        return await _complete(host, id, body, lambda completion: response_reply(completion, base), stream)
+        stream = ResponseStream(base, host.dialect, {tool.name or "" for tool in body.tools or ()})
+        format = partial(response_reply, base=base)
+    pieces = await host.complete(id, body)
+    if body.stream:
+        return host.stream(_events(pieces, format, stream, failure))
+    async with aclosing(pieces):
+        async for piece in pieces:
+            if isinstance(piece, Completion):
+                return JSONResponse(format(piece))
+    raise AssertionError("the last piece is the completion")
 
-    @router.post("/{id}/reward")
-    async def reward(request: Request, id: str) -> RewardReply:
-        """End an episode with a reward. A repeated request gets the first one's reply."""
-        host = await host_of(request)
-        return await host.reward(id, await read(request, RewardRequest))
 
-    @router.post("/{id}/fail")
-    async def fail(request: Request, id: str) -> EpisodeStatus:
-        """End an episode whose agent failed: it is counted, and nothing is learnt."""
-        host = await host_of(request)
-        return _placed(request, await host.fail(id, (await read(request, FailRequest)).cause))
-
-    @router.get("/{id}")
-    async def status(request: Request, id: str) -> EpisodeStatus:
-        """The state of an episode and its branches."""
-        return _placed(request, await (await host_of(request)).status(id))
-
-    async def _complete(
-        host: EpisodeHost,
-        id: str,
-        body: ChatBody | ResponsesBody,
-        format: Callable[[Completion], dict[str, Any]],
-        stream: ChatStream | ResponseStream,
-    ) -> Response:
-        messages = body.normal_messages()
-        pieces = host.complete(
-            id, messages, body.toolset(host.operations), body.token_limit, bool(body.stream)
-        )
-        if isinstance(body, ResponsesBody) and body.previous_response_id is not None:
-            message = "an episode keeps its own record: send the whole conversation in `input`"
-            raise ApiError(400, message, "unsupported_parameter", "previous_response_id")
-        if body.stream:
-            return StreamingResponse(
-                _events(pieces, format, stream), media_type="text/event-stream", headers=NO_STORE
-            )
+async def _events(
+    pieces: AsyncGenerator[Piece, None],
+    format: Callable[[Completion], dict[str, Any]],
+    stream: ChatStream | ResponseStream,
+    failure: Callable[[BaseException], ApiError],
+) -> AsyncGenerator[str, None]:
+    """The events of a reply; a failure is the last one."""
+    yield stream.start()
+    try:
         async with aclosing(pieces):
             async for piece in pieces:
                 if isinstance(piece, Completion):
-                    return JSONResponse(format(piece))
-        raise AssertionError("the last piece is the completion")
-
-    async def _events(
-        pieces: AsyncGenerator[Piece, None],
-        format: Callable[[Completion], dict[str, Any]],
-        stream: ChatStream | ResponseStream,
-    ) -> AsyncGenerator[str, None]:
-        """The events of a reply; a failure is the last one."""
-        yield stream.start()
-        try:
-            async with aclosing(pieces):
-                async for piece in pieces:
-                    if isinstance(piece, Completion):
-                        for event in stream.end(format(piece)):
-                            yield event
-                    elif isinstance(piece, TextUpdate):
-                        yield stream.text(piece.text, piece.attempt)
-                    else:
-                        yield stream.turn(piece.turn, piece.attempt)
-        except Exception as error:
-            told = failure(error)
-            yield stream.error(told) if isinstance(stream, ResponseStream) else sse_event(told.body())
-
-    return router
+                    for event in stream.end(format(piece)):
+                        yield event
+                elif isinstance(piece, TextUpdate):
+                    yield stream.text(piece.text, piece.attempt)
+                else:
+                    yield stream.turn(piece.turn, piece.attempt)
+    except Exception as error:
+        yield stream.error(failure(error))
 
 
 Reply = TypeVar("Reply", bound=EpisodeReply)

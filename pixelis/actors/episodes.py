@@ -7,9 +7,10 @@ log-probs, masks and views are what the policy saw and sampled.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,6 +42,14 @@ from pixelis.rewards.services import shared_services
 
 MAX_OPEN = 10_000
 """Open episodes of a host."""
+SECOND_SEED = 1 << 20
+"""Added to the seed of a reply that is sampled once more: beyond those of a group's other episodes."""
+CLIENT_ERRORS = {
+    "bad_answer": "an earlier reply cannot be written in the policy's dialect",
+    "no_vision": "the policy reads text alone",
+    "wrong_results": "the messages do not follow from the reply before",
+}
+"""What a client has done wrong, by the cause of an episode that ends in an error."""
 CUT_OFF = (StopReason.LENGTH, StopReason.OVER_TURN, StopReason.OVER_CONTEXT, StopReason.OVER_IMAGES)
 
 
@@ -65,8 +74,8 @@ class Line:
 class OutsideEpisode:
     """An episode of an outside agent, open until a reward, a failure or its expiry ends it.
 
-    ``sample``: its number in its group. ``cause``: of a failure. ``outcome``: reward terms; None without a
-    reward.
+    ``sample``: its number in its group. ``owner``: the space of the key that opened it. ``cause``: of a
+    failure. ``outcome``: reward terms; None without a reward.
     """
 
     id: str
@@ -77,6 +86,7 @@ class OutsideEpisode:
     sample: int = 0
     reservation: Reservation | None = None
     owner: str = ""
+    expired: bool = False
     branches: Branches = field(default_factory=Branches)
     lines: dict[str, Line] = field(default_factory=dict)
     last: str = "main"
@@ -92,7 +102,9 @@ class OutsideEpisode:
             return "open"
         if self.cause:
             return "failed"
-        return "rewarded" if self.outcome is not None else "unrewarded"
+        if self.outcome is not None:
+            return "rewarded"
+        return "expired" if self.expired else "unrewarded"
 
     def end(
         self, outcome: Mapping[str, float] | None = None, answer: str | None = None, branch: str | None = None
@@ -139,10 +151,13 @@ class OutsideEpisode:
 
 
 class Episodes:
-    """Holds the open episodes of outside agents, whose completions a router's generators make."""
+    """Holds the open episodes of outside agents, whose completions a router's generators make.
 
-    def __init__(self, config: Config, router: GeneratorRouter):
-        self.config, self.router = config, router
+    ``max_turns``: of the policy in an episode, by default those of training.
+    """
+
+    def __init__(self, config: Config, router: GeneratorRouter, max_turns: int | None = None):
+        self.config, self.router, self.max_turns = config, router, max_turns
         self.by_id: dict[str, OutsideEpisode] = {}
         self.ended: dict[str, OutsideEpisode] = {}
         """The last that were closed, in order."""
@@ -162,6 +177,7 @@ class Episodes:
         """Forget an ended episode, but how it ended, for its agent may ask again."""
         if self.by_id.pop(episode.id, None) is not None:
             episode.lines.clear()
+            episode.branches = Branches()
             self.ended[episode.id] = episode
             if len(self.ended) > MAX_OPEN:
                 del self.ended[next(iter(self.ended))]
@@ -214,17 +230,18 @@ class Episodes:
         episode: OutsideEpisode,
         messages: Sequence[Message],
         tools: Toolset,
-        max_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
         stream: bool = False,
     ) -> AsyncGenerator[TextUpdate | TurnUpdate | Completion, None]:
         """The policy's next reply to a conversation, with ``stream`` after its text and turns.
 
-        Raises ApiError 409 for an ended episode, 422 for a reply that is not what ``tool_choice`` asks for,
-        BadInput and InfraFailure; the same request may follow.
+        ``sampling``: in place of the episode's. Raises ApiError 409 for an ended episode, 422 for a reply that
+        is twice not what ``tool_choice`` asks for, BadInput and InfraFailure; the same request may follow.
         """
-        if episode.ended.is_set():
-            raise ApiError(409, "the episode has ended", "episode_ended", "id")
-        place = episode.branches.place(messages)
+        _require_open(episode)
+        sampling = sampling or episode.sampling
+        key = hashlib.sha256(repr((tools, sampling)).encode(errors="surrogatepass")).hexdigest()
+        place = episode.branches.place(messages, key)
         if isinstance(place, Repeats):
             line = episode.lines[place.branch]
             async with line.answered:
@@ -242,14 +259,15 @@ class Episodes:
         async with line.answered:
             line.completion = None
             try:
-                items = self._complete(episode, line, name, new, tools, max_tokens, stream)
+                items = self._complete(episode, line, name, new, tools, sampling, stream)
                 async with aclosing(items):
                     async for item in items:
                         yield item
             except BaseException:
-                episode.branches.abandon(name)
-                if name not in episode.branches.branches:
-                    del episode.lines[name]
+                if not episode.ended.is_set():  # else it may be closed
+                    episode.branches.abandon(name)
+                    if name not in episode.branches.branches:
+                        del episode.lines[name]
                 raise
 
     def _fork(
@@ -284,49 +302,72 @@ class Episodes:
         name: str,
         new: Sequence[Message],
         tools: Toolset,
-        max_tokens: int | None,
+        sampling: SamplingParams,
         stream: bool,
     ) -> AsyncGenerator[TextUpdate | TurnUpdate | Completion, None]:
-        before, sampling = line.trajectory, episode.sampling
+        before, views = line.trajectory, line.views
         said, media = client_turns(new, line.media)
-        views = line.views
         so_far = EpisodeSoFar(before, said, views.added if views is not None else None, line.added_id)
         functions = {function.name for function in tools.offered}
-        if max_tokens is not None:
-            sampling = replace(sampling, max_tokens=min(max_tokens, sampling.max_tokens))
         request = RolloutRequest(
             line.question.model_copy(update={"functions": list(tools.offered)}),
             episode.group_id,
             1,
             sampling,
             self.config.toolbox.has_tools,
+            self.max_turns,
             text=stream,
             resume=[so_far],
             sample=episode.sample,
         )
-        result: RolloutResult | None = None
-        items = self.router.episodes(request, stream=stream, reservation=episode.reservation)
-        async with aclosing(items):
-            async for item in items:
-                if isinstance(item, RolloutResult):
-                    result = item
-                else:
-                    yield item
-        assert result is not None
-        (trajectory,) = result.group.trajectories
-        if trajectory.stop_reason in (StopReason.ERROR, StopReason.DEADLINE):
-            cause = trajectory.unscored or trajectory.stop_reason.value
-            raise ApiError(503, f"the policy could not reply ({cause})", "not_completed", retry_after_s=1.0)
-        completion = Completion.of(trajectory, len(before.turns), functions, name)
-        tools.check(completion.calls)
+        again = replace(sampling, seed=sampling.seed + SECOND_SEED)
+        # A greedy reply would be the same again
+        trials = [request, replace(request, sampling=again)] if sampling.temperature else [request]
+        attempts = 0
+        for trial in trials:
+            first, result = attempts, list[RolloutResult]()
+            items = self.router.episodes(trial, stream=stream, reservation=episode.reservation)
+            async with aclosing(items):
+                async for item in items:
+                    if isinstance(item, RolloutResult):
+                        result.append(item)
+                    else:
+                        attempts = first + item.attempt + 1
+                        yield replace(item, attempt=attempts - 1)
+            completion, trajectory = _read(result[0], before, functions, name)
+            try:
+                tools.check(completion.calls)
+                break
+            except ApiError:
+                if trial is trials[-1]:
+                    raise
+        _require_open(episode)
         if trajectory.policy_turns > before.policy_turns:
-            line.trajectory, line.views, line.added_id = trajectory, result.views, trajectory.id
+            line.trajectory, line.views, line.added_id = trajectory, result[0].views, trajectory.id
         else:  # a limit left the policy no turn
             line.trajectory = before.model_copy(update={"stop_reason": trajectory.stop_reason})
         line.media, line.completion, episode.last = media, completion, name
         episode.branches.reply(name, completion.message)
         line.turns[len(episode.branches.branches[name].messages)] = trajectory.policy_turns
         yield completion
+
+
+def _require_open(episode: OutsideEpisode) -> None:
+    if episode.ended.is_set():
+        raise ApiError(409, "the episode has ended", "episode_ended", "id")
+
+
+def _read(
+    result: RolloutResult, before: Trajectory, functions: Collection[str], branch: str
+) -> tuple[Completion, Trajectory]:
+    """The reply in a result. Raises ApiError 400 for what cannot be shown to the policy, 503 for a failure."""
+    (trajectory,) = result.group.trajectories
+    if trajectory.stop_reason in (StopReason.ERROR, StopReason.DEADLINE):
+        cause = trajectory.unscored or trajectory.stop_reason.value
+        if message := CLIENT_ERRORS.get(cause):
+            raise ApiError(400, message, cause, "messages")
+        raise ApiError(503, f"the policy could not reply ({cause})", "not_completed", retry_after_s=1.0)
+    return Completion.of(trajectory, len(before.turns), functions, branch), trajectory
 
 
 def client_turns(messages: Sequence[Message], media: int) -> tuple[list[ClientTurn], int]:

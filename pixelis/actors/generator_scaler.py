@@ -13,7 +13,9 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
+from pixelis.actors.cluster import actor_handle
 from pixelis.actors.evolution_monitor import repeat
+from pixelis.actors.generator_router import GeneratorRouter
 from pixelis.actors.reservations import release
 from pixelis.config import Config
 from pixelis.telemetry import events
@@ -46,6 +48,14 @@ class Scaling:
             return count
         self._since = 0, now
         return count + change
+
+
+async def follow(router: GeneratorRouter, scaler: str, namespace: str | None = None) -> list[str]:
+    """Use the generators that the scaler of this name lists; returns their names."""
+    actor = await asyncio.to_thread(actor_handle, scaler, namespace)
+    names = list(await actor.generators.remote())
+    router.set_members(names)
+    return names
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=64)

@@ -1,4 +1,4 @@
-"""Places the actors behind a service: memory shards, Embedder, Evolution and its canary's generator."""
+"""Places the actors behind a service: memory shards, Embedder, EpisodeService, Evolution and its canary's generator."""
 
 from __future__ import annotations
 
@@ -26,12 +26,17 @@ class ServingActors:
     canary: ActorHandle | None = None
     embedder: ActorHandle | None = None
     scaler: ActorHandle | None = None
+    episodes: ActorHandle | None = None
     memory: list[ActorHandle] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)
     groups: dict[str, PlacementGroup] = field(default_factory=dict)
 
     def all(self) -> list[ActorHandle]:
-        return [a for a in (self.evolution, self.canary, self.embedder, *self.memory) if a is not None]
+        return [
+            a
+            for a in (self.evolution, self.canary, self.embedder, self.episodes, *self.memory)
+            if a is not None
+        ]
 
 
 @contextmanager
@@ -42,6 +47,7 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
     InfraFailure if an actor is not ready within ``cluster.placement_timeout_s``.
     """
     from pixelis.actors.embedder import Embedder
+    from pixelis.actors.episode_service import EpisodeService
     from pixelis.actors.generator_scaler import GeneratorScaler
     from pixelis.actors.memory_shard import place_shards
 
@@ -72,6 +78,12 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
             placed.names["scaler"] = name = f"{prefix}-scaler"
             scaling = config, actors.name, actors.names, actors.store_name, placed.names.get("evolution")
             placed.scaler = cluster.spawn(GeneratorScaler, *scaling, name=name)
+        placed.names["episodes"] = name = f"{prefix}-episodes"
+        hosting = config, actors.names, placed.names.get("scaler")
+        placed.episodes = cluster.spawn(EpisodeService, *hosting, name=name)
+        cluster.wait_ready(
+            {"episode": [cluster.first_answer(placed.episodes.health)]}, config.cluster.placement_timeout_s
+        )
         yield placed
     finally:
         if placed.scaler is not None:

@@ -19,6 +19,15 @@ class FilesConfig(Section):
     """seconds after which an uploaded file is deleted"""
 
 
+class EpisodesConfig(Section):
+    max_open: PositiveInt = 256
+    """maximum number of open episodes of a key"""
+    max_bytes: PositiveInt = 500_000_000
+    """maximum size of the messages of a key's open episodes, with their pictures"""
+    expires_s: float = Field(3600.0, gt=0, le=86_400)
+    """seconds after which an episode without a reward ends, unless it was opened with another number"""
+
+
 class ServeConfig(Section):
     host: str = "127.0.0.1"
     """address to bind to; any address but loopback requires an API key"""
@@ -66,6 +75,8 @@ class ServeConfig(Section):
     """replies per replica that are cached for repeated seeded or greedy requests; 0: none"""
     files: FilesConfig = FilesConfig()
     """uploads (/v1/files)"""
+    episodes: EpisodesConfig = EpisodesConfig()
+    """episodes of agents that own their loop (/v1/episodes)"""
     read_only: bool = False
     """only answer: no memory, updates, feedback or review, and nothing is written"""
     page: bool = True

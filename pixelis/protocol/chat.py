@@ -77,7 +77,13 @@ class ChatBody(CompletionBody):
 
     def normal_messages(self) -> list[Message]:
         # A reply that is cut, or one of several, would not be what the policy said
-        refuse_unsupported({"n": self.n not in (None, 1), "stop": bool(self.stop)}, None)
+        unsupported = {
+            "n": self.n not in (None, 1),
+            "stop": bool(self.stop),
+            "logprobs": bool(self.logprobs),
+            "response_format": self.answer_format is not None,
+        }
+        refuse_unsupported(unsupported, None)
         return answered(self.raw_messages(), "messages", "tool_call_id")
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from pixelis.dialogue.session import MAX_TOP_LOG_PROBS
 from pixelis.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
+from pixelis.protocol.messages import Message
 from pixelis.protocol.tools import ToolBody, Tools, Toolset, read_tools
 
 MAX_PRIORITY = 100
@@ -68,6 +69,18 @@ class CompletionBody(Request):
     tools: Tools | None = None
     tool_choice: text_or(ToolBody) | None = None  # type: ignore[valid-type]
     parallel_tool_calls: bool | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        raise NotImplementedError
+
+    def normal_messages(self) -> list[Message]:
+        """The messages of a request that an episode goes on with. Raises ApiError 400."""
+        raise NotImplementedError
+
+    @property
+    def offers_tools(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
 
     def toolset(self, operations: Collection[str] = ()) -> Toolset:
         """The client's tools, beside our ``operations``. Raises ApiError 400."""

@@ -119,6 +119,12 @@ class ResponsesBody(CompletionBody):
 
     def normal_messages(self, earlier: Sequence[Message] = ()) -> list[Message]:
         """``earlier``: the messages up to the response ``previous_response_id``. Raises ApiError 400."""
+        unsupported = {
+            "previous_response_id": self.previous_response_id is not None and not earlier,
+            "include": LOG_PROBS in (self.include or ()),
+            "text.format": self.answer_format is not None,
+        }
+        refuse_unsupported(unsupported, None)
         if self.instructions and earlier and earlier[0].role == "system":
             earlier = earlier[1:]
         raw, instructions = self.raw_messages(), int(bool(self.instructions))

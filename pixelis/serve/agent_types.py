@@ -28,6 +28,7 @@ class Backends:
     memory: tuple[str, ...] = ()
     embedder: str | None = None
     scaler: str | None = None
+    episodes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

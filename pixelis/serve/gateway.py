@@ -19,8 +19,8 @@ from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
 import pixelis
-from pixelis.actors.cluster import actor_handle, freeze_gc
-from pixelis.actors.generator_scaler import POLL_S
+from pixelis.actors.cluster import freeze_gc
+from pixelis.actors.generator_scaler import POLL_S, follow
 from pixelis.actors.memory import UNAVAILABLE
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
@@ -32,7 +32,7 @@ from pixelis.serve.dependencies import openapi
 from pixelis.serve.limits import admission_limits
 from pixelis.serve.ray_internals import bind_calls_to_loopback
 from pixelis.serve.responses import add_exception_handlers
-from pixelis.serve.routes import evolution, experiences, files, health, questions
+from pixelis.serve.routes import episodes, evolution, experiences, files, health, questions
 from pixelis.serve.routes.page import add_page
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 from pixelis.telemetry import logs
@@ -62,7 +62,7 @@ def create_app(state: GatewayState) -> FastAPI:
     )
     app.state.gateway = state
     app.openapi = functools.cache(functools.partial(openapi, app))  # type: ignore[method-assign]
-    for routes in (questions, files, experiences, evolution, health):
+    for routes in (questions, episodes, files, experiences, evolution, health):
         app.include_router(routes.router)
     if page:
         add_page(app, state.config, needs_key=state.access.keys.required)
@@ -106,9 +106,7 @@ async def _follow_generators(state: GatewayState) -> None:
     while backends.scaler is not None:
         with contextlib.suppress(RayError, InfraFailure, TimeoutError):  # it may be restarting
             async with asyncio.timeout(ACTOR_TIMEOUT_S):
-                scaler = await asyncio.to_thread(actor_handle, backends.scaler, backends.namespace)
-                names = await scaler.generators.remote()
-            state.agent.router.set_members(names)
+                names = await follow(state.agent.router, backends.scaler, backends.namespace)
             state.admission.resize(*admission_limits(config, len(names)))
         await asyncio.sleep(POLL_S)
 

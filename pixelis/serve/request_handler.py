@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 
 from pixelis.errors import DataFailure, InfraFailure
 from pixelis.protocol.errors import ApiError
+from pixelis.protocol.request import Request
 from pixelis.records import Verdict
 from pixelis.serve.agent_types import Answer, Pictures, TextEvent
 from pixelis.serve.keys import Caller
@@ -32,17 +33,27 @@ async def signed(
     """The reply format of a request of ``caller``. Raises ApiError."""
     user = body.user
     body.user = caller.owner(user)
-    if ids := set(body.file_ids()):
-        body.use_files(await asyncio.to_thread(_file_urls, state, caller, ids))
+    await use_files(state, caller, body)
     # In a thread: the check of a schema takes up to .4 s.
     reply_format = await asyncio.to_thread(format, state.config, body, started)
-    least = state.config.serve.priority
-    if reply_format.query.sampling.priority < least and "steer" not in caller.scopes:
-        message = f"{caller.label} lacks the scope steer, which a `priority` below {least} needs"
-        raise ApiError(403, message, "missing_scope", "priority")
+    check_priority(state, caller, reply_format.query.sampling.priority)
     reply_format.query = dataclasses.replace(reply_format.query, voter=caller.voter(user))
     reply_format.caller = caller
     return reply_format
+
+
+def check_priority(state: GatewayState, caller: Caller, priority: int) -> None:
+    """Raises ApiError 403 for one that the caller's key may not ask for."""
+    least = state.config.serve.priority
+    if priority < least and "steer" not in caller.scopes:
+        message = f"{caller.label} lacks the scope steer, which a `priority` below {least} needs"
+        raise ApiError(403, message, "missing_scope", "priority")
+
+
+async def use_files(state: GatewayState, caller: Caller, body: Request) -> None:
+    """Give a body the uploads that it names."""
+    if ids := set(body.file_ids()):
+        body.use_files(await asyncio.to_thread(_file_urls, state, caller, ids))
 
 
 def _file_urls(state: GatewayState, caller: Caller, ids: set[str]) -> dict[str, str]:
@@ -98,7 +109,7 @@ async def respond(state: GatewayState, reply_format: ReplyFormat, deadline: floa
                     answer = await state.agent.answer(reply_format.query)
                 reply = await _complete(state, reply_format, answer)
     except TimeoutError:
-        raise _timeout(state) from None
+        raise timeout_error(state) from None
     if reply_format.stream:
         return EventStream(_stream_cached(reply_format, reply), deadline)
     return JSONResponse(reply)
@@ -131,7 +142,7 @@ async def _stream(
             reply = await _complete(state, reply_format, answer)
         last = reply_format.stream_end(reply)
     except TimeoutError:
-        last = [reply_format.stream_error(_timeout(state))]
+        last = [reply_format.stream_error(timeout_error(state))]
     except Exception as error:
         last = [reply_format.stream_error(api_error(error))]
     for text in last:
@@ -174,5 +185,5 @@ async def _cached_reply(state: GatewayState, reply_format: ReplyFormat) -> dict[
     return reply_format.cached_reply(json.loads(cached.body))
 
 
-def _timeout(state: GatewayState) -> ApiError:
+def timeout_error(state: GatewayState) -> ApiError:
     return ApiError(504, f"no answer within {state.config.serve.timeout_s:g} s", "timeout", retry_after_s=1.0)

@@ -53,10 +53,11 @@ async def _error_response(request: Request, error: Exception) -> Response:
 
 def api_error(error: BaseException) -> ApiError:
     """The failure as the caller may see it; those of the service are logged."""
+    known = ApiError | BadInput | InfraFailure
+    if isinstance(error, RayTaskError) and isinstance(cause := root_cause(error), known):
+        return api_error(cause)
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, RayTaskError) and isinstance(cause := root_cause(error), BadInput | InfraFailure):
-        return api_error(cause)
     if isinstance(error, BadInput):
         fix = f" ({error.fix})" if error.fix else ""
         place = f"`{error.place}`: " if error.place else ""

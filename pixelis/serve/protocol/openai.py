@@ -6,13 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from pixelis.config import Config
 from pixelis.protocol.chat import ChatBody, ChatReply, ChatStream, Choice, Usage
-from pixelis.protocol.errors import ApiError
-from pixelis.protocol.messages import ChatMessage
-from pixelis.protocol.request import refuse_unsupported
+from pixelis.protocol.errors import ApiError, invalid
 from pixelis.protocol.stream import sse_event
 from pixelis.records import Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
@@ -37,10 +35,10 @@ class ChatRequest(ChatBody, QuestionRequest):
 
     question_param: ClassVar[str] = "messages"
     image_param: ClassVar[str] = "messages"
-    messages: list[ChatMessage] = Field(min_length=1, max_length=2 * MAX_EXCHANGES, fail_fast=True)
 
     def conversation(self) -> Conversation:
-        refuse_unsupported({"tools": bool(self.tools)}, None)
+        if len(self.messages) > 2 * MAX_EXCHANGES:
+            raise invalid("messages", f"at most {2 * MAX_EXCHANGES} of a question without tools")
         return read_messages(self.raw_messages(), "messages")
 
 

@@ -167,17 +167,10 @@ def agent_query(
         frames = f", with {config.dialogue.frames} frames of each clip" if conversation.clips else ""
         message = f"{shown} pictures{frames}; at most {most} are allowed"
         raise ApiError(400, message, "too_many_images", body.image_param)
-    default, max_turn_tokens = config.serve.sampling, config.dialogue.max_turn_tokens
-    temperature = default.temperature if body.temperature is None else body.temperature
-    temperature = temperature and max(temperature, MIN_TEMPERATURE)
-    top_p = default.top_p if top_p is None else top_p
-    tokens = min(max_tokens or max_turn_tokens, max_turn_tokens)
-    priority = config.serve.priority if body.priority is None else body.priority
-    seed = secrets.randbits(31) if body.seed is None else body.seed & MAX_SEED
-    # The learner expects log-probs of the configured sampling distribution, and samples without a required
-    # format did not vote.
-    usual = default.temperature, default.top_p, max_turn_tokens
-    on_policy = answers is None and (temperature, top_p, tokens) == usual
+    sampling = sampling_params(config, body, max_tokens, top_p, top_log_probs)
+    # Samples without a required format did not vote, and turns of fewer tokens would not be the policy's.
+    usual = is_usual(config, sampling) and sampling.max_tokens == config.dialogue.max_turn_tokens
+    on_policy = answers is None and usual
     has_media = bool(conversation.images or conversation.clips)
     return AgentQuery(
         question=conversation.question + (answers.instruction if answers is not None else ""),
@@ -186,8 +179,8 @@ def agent_query(
         history=conversation.history,
         places=conversation.places,
         # Greedy samples would all be the same
-        samples=1 if temperature == 0 else samples or config.serve.samples,
-        sampling=SamplingParams(temperature, top_p, tokens, seed, priority, top_log_probs),
+        samples=1 if sampling.temperature == 0 else samples or config.serve.samples,
+        sampling=sampling,
         operations=operations and bool(config.toolbox.operations) and has_media,
         max_turns=max_turns or config.dialogue.max_turns_test,
         learn=learn and bool(remember) and on_policy and operations and has_media,
@@ -195,6 +188,28 @@ def agent_query(
         answers=answers,
         user=body.user or None,
     )
+
+
+def sampling_params(
+    config: Config, body: Request, max_tokens: int | None, top_p: float | None, top_log_probs: int = 0
+) -> SamplingParams:
+    """The service's sampling with the changes of a request, whose seed is random without one."""
+    default, most = config.serve.sampling, config.dialogue.max_turn_tokens
+    temperature = default.temperature if body.temperature is None else body.temperature
+    return SamplingParams(
+        temperature and max(temperature, MIN_TEMPERATURE),
+        default.top_p if top_p is None else top_p,
+        min(max_tokens or most, most),
+        secrets.randbits(31) if body.seed is None else body.seed & MAX_SEED,
+        config.serve.priority if body.priority is None else body.priority,
+        top_log_probs,
+    )
+
+
+def is_usual(config: Config, sampling: SamplingParams) -> bool:
+    """Whether it is the sampling distribution of the service, whose log-probs the learner expects."""
+    default = config.serve.sampling
+    return (sampling.temperature, sampling.top_p) == (default.temperature, default.top_p)
 
 
 def search_query(config: Config, text: str, image: str | None) -> AgentQuery:
@@ -246,10 +261,15 @@ def check_question(text: str, max_chars: int, param: str = "question") -> None:
     if len(text) > max_chars:
         message = f"the question has {len(text)} characters; at most {max_chars} are allowed"
         raise ApiError(400, message, "question_too_long", param)
-    if "\x00" in text:
-        raise ApiError(400, "the question contains a NUL character", "invalid_characters", param)
-    if any("\ud800" <= c <= "\udfff" for c in text):
-        raise ApiError(400, "the question contains an unpaired surrogate", "invalid_characters", param)
+    check_characters(text, param, "question")
     if marker := _MARKER.search(text):
         message = f"the question spells the control token {marker.group()[:60]}: write it differently"
         raise ApiError(400, message, "control_token", param)
+
+
+def check_characters(text: str, param: str, noun: str) -> None:
+    """Raises ApiError 400 for text that cannot be stored."""
+    if "\x00" in text:
+        raise ApiError(400, f"the {noun} contains a NUL character", "invalid_characters", param)
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise ApiError(400, f"the {noun} contains an unpaired surrogate", "invalid_characters", param)

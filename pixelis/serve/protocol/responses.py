@@ -12,7 +12,6 @@ from pixelis.config import Config
 from pixelis.protocol.chat import Choice, Usage
 from pixelis.protocol.completion import Completion
 from pixelis.protocol.log_probs import LogProbs
-from pixelis.protocol.request import refuse_unsupported
 from pixelis.protocol.responses import (
     LOG_PROBS,
     ResponseReply,
@@ -53,7 +52,6 @@ class ResponsesRequest(ResponsesBody, QuestionRequest):
         self._earlier = earlier
 
     def conversation(self) -> Conversation:
-        refuse_unsupported({"tools": bool(self.tools)}, None)
         return read_messages(self.raw_messages(), "input", self._earlier)
 
 

@@ -38,6 +38,7 @@ from pixelis.serve.protocol.responses import (
     stored_response,
 )
 from pixelis.serve.request_handler import respond, signed, verdict_for
+from pixelis.serve.routes.episodes import with_tools
 from pixelis.serve.routes.experiences import remove_experience, stored_experience
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 
@@ -58,7 +59,12 @@ async def chat_completions(
     body: Annotated[ChatRequest, Depends(QuestionBody(ChatRequest))],
     admitted: Admitted,
 ) -> Response:
-    """Answer a question by the vote of several samples. `stream` sends chunks as server-sent events."""
+    """Answer a question by the vote of several samples. `stream` sends chunks as server-sent events.
+
+    With `tools` it is one sample's next turn, whose calls the client runs.
+    """
+    if body.offers_tools:
+        return await with_tools(state, caller, timing, body)
     reply_format = await signed(state, ChatFormat, body, timing.started, caller)
     return await respond(state, reply_format, timing.deadline)
 
@@ -84,7 +90,12 @@ async def create_response(
     body: Annotated[ResponsesRequest, Depends(QuestionBody(ResponsesRequest))],
     admitted: Admitted,
 ) -> Response:
-    """Answer a question by the vote of several samples. `stream` sends reasoning, operations and answer."""
+    """Answer a question by the vote of several samples. `stream` sends reasoning, operations and answer.
+
+    With `tools` it is one sample's next turn, whose calls the client runs.
+    """
+    if body.offers_tools:
+        return await with_tools(state, caller, timing, body)
     if body.previous_response_id is not None:
         body.continue_from(await _conversation(state, caller, body.previous_response_id, body.user))
     reply_format = await signed(state, ResponsesFormat, body, timing.started, caller)

@@ -12,6 +12,8 @@ PATHS = {"/healthz", "/metrics", "/v1/agent", "/v1/chat/completions", "/v1/model
 PATHS |= {"/v1/responses", "/v1/responses/{id}", "/v1/files", "/v1/files/{id}", "/v1/files/{id}/content"}
 PATHS |= {"/v1/experiences", "/v1/experiences/{id}", "/v1/experiences/search", "/v1/feedback"}
 PATHS |= {"/v1/evolution", "/v1/review", "/v1/review/{id}"}
+PATHS |= {"/v1/episodes", "/v1/episodes/next", "/v1/episodes/{id}"}
+PATHS |= {f"/v1/episodes/{{id}}/{name}" for name in ("v1/chat/completions", "v1/responses", "reward", "fail")}
 PATHS |= {f"/v1/evolution/{order}" for order in ("pause", "resume", "promote", "rollback")}
 
 
