@@ -7,14 +7,17 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import ray
+from ray.actor import ActorHandle
 
+from pixelis.actors.cluster import actor_handle
+from pixelis.actors.episode_outcomes import EpisodeOutcomes
 from pixelis.actors.episodes import Episodes, OutsideEpisode
 from pixelis.actors.evolution_monitor import log_failures, repeat
 from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
 from pixelis.actors.generator_scaler import POLL_S, follow
+from pixelis.actors.memory import Memory
 from pixelis.actors.rollout_messages import TextUpdate, TurnUpdate
 from pixelis.config import Config
 from pixelis.config.references import is_function
@@ -32,13 +35,6 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
 """Seconds between searches for expired episodes."""
-
-
-class Outcomes(Protocol):
-    """What becomes of ended episodes."""
-
-    async def ended(self, episodes: Sequence[OutsideEpisode], complete: bool) -> None:
-        """Store those of a group that have ended, and learn from a complete one; again after a failure."""
 
 
 @dataclass
@@ -65,18 +61,31 @@ class EpisodeGroup:
 class EpisodeService:
     """Opens, completes and ends episodes for all gateways; a restarted one has forgotten them.
 
-    ``generators`` and ``scaler`` are names. ``owner`` is the space of a key; methods raise ApiError 404 for
-    the episodes of another.
+    ``generators``, ``scaler``, ``evolution`` and ``memory`` are names of actors. ``owner`` is the space of a
+    key; methods raise ApiError 404 for the episodes of another.
     """
 
-    def __init__(self, config: Config, generators: Sequence[str], scaler: str | None = None):
+    def __init__(
+        self,
+        config: Config,
+        generators: Sequence[str],
+        scaler: str | None = None,
+        evolution: str | None = None,
+        memory: Sequence[str] = (),
+    ):
         logs.start(config, "episodes")
         self.config, self.scaler = config, scaler
         timeouts = RouterTimeouts.serving(config)
         self.router = GeneratorRouter(generators, timeouts, follows=True, attempts=2)
         self.episodes = Episodes(config, self.router, config.dialogue.max_turns_test)
         self.groups: dict[str, EpisodeGroup] = {}
-        self.outcomes: Outcomes | None = None
+        namespace = ray.get_runtime_context().namespace
+
+        async def learner() -> ActorHandle:
+            return await asyncio.to_thread(actor_handle, evolution, namespace)
+
+        shards = Memory(memory, namespace, config.memory) if memory else None
+        self.outcomes = EpisodeOutcomes(config, learner if evolution is not None else None, shards)
         self.background: list[asyncio.Task[None]] = []
 
     async def health(self) -> dict[str, int]:
@@ -197,7 +206,7 @@ class EpisodeService:
         async with group.settling:
             group.complete = group.complete or group.has_ended
             ended = [episode for episode in group.episodes if episode.ended.is_set()]
-            if self.outcomes is not None and ended:
+            if ended:
                 await self.outcomes.ended(ended, group.complete)
             if group.complete and self.groups.pop(group_id, None) is not None:
                 for episode in ended:

@@ -138,9 +138,9 @@ class Evolution:
     ) -> bool:
         """Queue a task for the learner or for review; False if dropped, which ``stats`` counts by cause.
 
-        ``originals``: the question's pictures by media id, for a question of the canary; ``unclear``: the
-        user's verdicts below the gate since its last task. The pictures of ``views`` are copied, because an
-        object dies with its owner, here a gateway's replica.
+        ``originals``: the question's pictures by media id, for a question of the canary, None if it cannot be
+        asked again; ``unclear``: the user's verdicts below the gate since its last task. The pictures of
+        ``views`` are copied, because an object dies with its owner, here a gateway's replica.
         """
         with tracing.span("submit", task.trace):
             await self._open()
@@ -363,7 +363,7 @@ class Evolution:
     async def _drop_withdrawn(self) -> None:
         withdrawn = self.promotion.withdrawn
         async with self.changed:
-            removed = self.queue.remove(lambda item: item.task.trajectories[0].policy_version in withdrawn)
+            removed = self.queue.remove(lambda item: bool(item.task.policy_versions & withdrawn))
             self.counts["withdrawn"] += len(removed)
         await asyncio.to_thread(self.review_queue.done, [task.id for task in removed])
         if self.memory is not None:

@@ -72,7 +72,7 @@ class EvolutionMonitor:
         numbers = {name.partition("/")[2]: metrics[name] for name in AUDITED if name in metrics}
         details = {
             "step": step,
-            "experiences": [task.experience_id or task.id for task in tasks],
+            "experiences": [id for task in tasks for id in sorted(task.experience_ids) or [task.id]],
             "shares": asdict(LargestShares.of(sources)),
             **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
         }

@@ -79,7 +79,8 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
             scaling = config, actors.name, actors.names, actors.store_name, placed.names.get("evolution")
             placed.scaler = cluster.spawn(GeneratorScaler, *scaling, name=name)
         placed.names["episodes"] = name = f"{prefix}-episodes"
-        hosting = config, actors.names, placed.names.get("scaler")
+        learning = placed.names.get("evolution"), placed.names.get("memory", ())
+        hosting = config, actors.names, placed.names.get("scaler"), *learning
         placed.episodes = cluster.spawn(EpisodeService, *hosting, name=name)
         cluster.wait_ready(
             {"episode": [cluster.first_answer(placed.episodes.health)]}, config.cluster.placement_timeout_s

@@ -27,10 +27,10 @@ from pixelis.evolution.privacy import clean_png, redact, redact_record
 from pixelis.evolution.review_queue import ReviewQueue
 from pixelis.evolution.shares import NearQuestions, Source
 from pixelis.evolution.traffic_questions import TrafficQuestions
-from pixelis.evolution.updates import as_question_group
+from pixelis.evolution.updates import as_question_group, speaking_for
 from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Feedback, Question, Trajectory, UpdateTask, Verdict
-from pixelis.rewards.vote import agrees, contradicts
+from pixelis.rewards.vote import REWARDED, agrees, contradicts
 
 REMEMBERED = 100_000
 """Latest deletions and feedback remembered for tasks that are still on their way."""
@@ -69,6 +69,8 @@ class UpdateIntake:
         self.clear = ClearShare(config.evolution.vote)
         self.forgotten: dict[str, None] = {}
         """Ids of deleted experiences, in order."""
+        self.submitted: dict[str, None] = {}
+        """Ids of tasks, in order: the same one counts once."""
         self.feedback: dict[str, Feedback] = {}
         """The last feedback by id of the experience."""
         self.unusable = 0
@@ -88,12 +90,16 @@ class UpdateIntake:
         unclear: int = 0,
     ) -> bool:
         """See ``Evolution.submit``. ``step``: the update that the learner makes next, None without a learner."""
-        enough = verdict is None or self.clear.add(task.user, unclear)
+        voted = verdict is not None and verdict.reason != REWARDED
+        enough = not voted or self.clear.add(task.user, unclear)
         self.unclear = 0 if enough else self.unclear + 1
         if not enough:
             await self._withdraw("unclear", lambda item: item.task.user == task.user and not item.approved)
         if cause := self._refusal(task) or ("" if enough else "unclear"):
             return self._drop(cause)
+        if task.id in self.submitted:
+            return self._drop("repeated")
+        _remember(self.submitted, {task.id: None})
         try:
             arrays = await views.get()
         except RayError:
@@ -116,7 +122,7 @@ class UpdateIntake:
         if question is None:
             return await self._push(task, pictures, task.question_id)
         group = self.questions.group(question.conversation, first)
-        if await self._hold_out(task, question, group, originals or {}):
+        if originals is not None and await self._hold_out(task, question, group, originals):
             return True
         if (
             verdict is None
@@ -126,10 +132,11 @@ class UpdateIntake:
             return await self._push(task, pictures, group)
         stored = await asyncio.to_thread(_put_for_review, self.reviews, task, verdict, question, arrays)
         self.counts["reviewed" if stored else "private"] += 1
-        if task.experience_id in self.forgotten:  # forgotten while it was being stored
-            await asyncio.to_thread(self.reviews.forget, [task.experience_id])
-        if feedback := self.feedback.get(task.experience_id):
-            await asyncio.to_thread(self.reviews.dispute, task.experience_id, feedback)
+        # Forgotten or called wrong while it was being stored
+        if forgotten := task.experience_ids & self.forgotten.keys():
+            await asyncio.to_thread(self.reviews.forget, list(forgotten))
+        for id in speaking_for(task) & self.feedback.keys():
+            await asyncio.to_thread(self.reviews.dispute, id, self.feedback[id])
         return stored
 
     async def approve(self, id: str) -> bool:
@@ -163,7 +170,7 @@ class UpdateIntake:
             await asyncio.to_thread(self.traffic.save)
 
         def is_wrong(task: UpdateTask) -> bool:
-            return task.experience_id == experience_id and contradicts(feedback, task.pseudo_label)
+            return experience_id in speaking_for(task) and contradicts(feedback, task.pseudo_label)
 
         await self._withdraw("disowned", lambda item: is_wrong(item.task))
         await asyncio.to_thread(self.reviews.dispute, experience_id, feedback)
@@ -172,7 +179,7 @@ class UpdateIntake:
         ids = set(experience_ids)
         _remember(self.forgotten, dict.fromkeys(ids - {""}))
         async with self.queue.changed:
-            removed = self.queue.remove(lambda item: item.task.experience_id in ids)
+            removed = self.queue.remove(lambda item: bool(item.task.experience_ids & ids))
         held_out = self.traffic.forget(experience_ids)
         await asyncio.to_thread(self.traffic.save)
         return len(removed) + held_out + await asyncio.to_thread(self.reviews.forget, list(experience_ids))
@@ -189,14 +196,14 @@ class UpdateIntake:
 
     def _refusal(self, task: UpdateTask, approved: bool = False) -> str:
         """Why a task must be dropped, empty if it need not. An approved task is queued even while paused."""
-        if self.draining or self.stopped or task.experience_id in self.forgotten:
+        if self.draining or self.stopped or task.experience_ids & self.forgotten.keys():
             return "refused"
         if self.paused and not approved:
             return "paused"
-        feedback = self.feedback.get(task.experience_id)
-        if feedback is not None and not approved and contradicts(feedback, task.pseudo_label):
+        known = [self.feedback[id] for id in speaking_for(task) & self.feedback.keys()]
+        if not approved and any(contradicts(feedback, task.pseudo_label) for feedback in known):
             return "disowned"
-        return "withdrawn" if task.trajectories[0].policy_version in self.promotion.withdrawn else ""
+        return "withdrawn" if task.policy_versions & self.promotion.withdrawn else ""
 
     def _drop(self, cause: str) -> Literal[False]:
         self.counts[cause] += 1

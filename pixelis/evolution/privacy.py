@@ -131,7 +131,7 @@ def clean_png(view: np.ndarray) -> bytes:
 # -- records
 
 TEXT_FIELDS: dict[type[Record], tuple[str, ...]] = {
-    Question: ("question", "answers"),
+    Question: ("question", "answers", "system"),
     Exchange: ("question", "answer"),
     Trajectory: ("answer", "unscored"),
     Turn: ("text", "error"),
@@ -166,7 +166,7 @@ def _redact_record(record: RecordT, redact: Redact) -> RecordT:
             update[name] = [_redact_record(item, redact) for item in value]
     match record:
         case Question():
-            update |= {"meta": redact_data(record.meta, redact), "annotations": None}
+            update |= {"meta": redact_data(record.meta, redact), "annotations": None, "functions": []}
         case Media():
             update |= {"uri": f"stored:{record.id}", "frames": None}
         case ImageView():

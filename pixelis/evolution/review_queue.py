@@ -24,7 +24,7 @@ import numpy as np
 from pixelis.config import RewardsConfig
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution.privacy import redact, redact_record
-from pixelis.evolution.updates import relabel, unlabelled
+from pixelis.evolution.updates import relabel, speaking_for, unlabelled
 from pixelis.memory.database import DURABLE, connect
 from pixelis.records import Feedback, Question, Record, Trajectory, UpdateTask, Verdict
 from pixelis.rewards.vote import agrees, contradicts
@@ -45,6 +45,7 @@ CREATE TABLE IF NOT EXISTS parts (
 CREATE INDEX IF NOT EXISTS by_hash ON parts (hash);
 """
 SELECT = "SELECT id, state, created_at, question, verdict, shown, decided_at, reviewer, comment, answer FROM reviews"
+HAS_EXPERIENCE = "(experience = ?1 OR ?1 IN (SELECT value FROM json_each(shown, '$.experiences')))"
 CONTROL_TOKEN = re.compile(
     r"<\|[^<>|]*\|>|</?(?:think|answer|tool_call|tool_response|grounding)\b[^<>]*>", re.IGNORECASE
 )
@@ -164,8 +165,10 @@ class ReviewQueue:
 
     def dispute(self, experience_id: str, feedback: Feedback) -> int:
         """Leave waiting reviews whose label the feedback calls wrong to a person; returns their number."""
-        rows = self._rows(f"{SELECT} WHERE state = 'waiting' AND experience = ?", (experience_id,))
-        wrong = [row["id"] for row in rows if contradicts(feedback, _review(row).task.pseudo_label)]
+        rows = self._rows(f"{SELECT} WHERE state = 'waiting' AND {HAS_EXPERIENCE}", (experience_id,))
+        tasks = [_review(row).task for row in rows]
+        about = [task for task in tasks if experience_id in speaking_for(task)]
+        wrong = [task.id for task in about if contradicts(feedback, task.pseudo_label)]
         with self._transaction():
             self.store.executemany(
                 "UPDATE reviews SET comment = ? WHERE id = ?", [(DISPUTED, id) for id in wrong]
@@ -271,7 +274,7 @@ class ReviewQueue:
 
     def forget(self, experience_ids: Sequence[str]) -> int:
         """Remove the reviews of these experiences with their pictures; returns their number."""
-        return self._write("DELETE FROM reviews WHERE experience = ?", [id for id in experience_ids if id])
+        return self._write(f"DELETE FROM reviews WHERE {HAS_EXPERIENCE}", [id for id in experience_ids if id])
 
     def prune(self, before: float) -> int:
         """Remove the reviews decided before this time with their pictures; returns their number."""

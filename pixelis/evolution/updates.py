@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -31,8 +32,16 @@ def make_task(
     """
     if verdict.answer is None or not gate(verdict, evolution):
         return None
+    task = label_group(group, verdict.answer, rewards)
+    details: dict[str, Any] = {"confidence": verdict.confidence, "experience_id": experience_id, "user": user}
+    details["created_at"] = time.time() if now is None else now
+    return task.model_copy(update=details)
+
+
+def label_group(group: Group, label: str, rewards: RewardsConfig) -> UpdateTask:
+    """The task of a group scored against a label, or by the outcomes of its trajectories where they have one."""
     unscored = _without_labels(group)
-    scored = unscored if rewards.needs_scorer else score_group(unscored, rewards, truths=[verdict.answer])
+    scored = unscored if rewards.needs_scorer else score_group(unscored, rewards, truths=[label])
     trajectories = []
     for trajectory in scored.trajectories:
         # Inline pictures would travel once per sample.
@@ -43,23 +52,27 @@ def make_task(
     return UpdateTask(
         question_id=group.question.id,
         trajectories=trajectories,
-        pseudo_label=verdict.answer,
-        confidence=verdict.confidence,
-        created_at=time.time() if now is None else now,
-        experience_id=experience_id,
-        user=user,
+        pseudo_label=label,
+        confidence=0.0,
+        created_at=0.0,
     )
 
 
+def priority(verdict: Verdict) -> float:
+    """The priority of an experience: higher with an uncertain answer."""
+    return 0.5 * (1 - verdict.confidence) + 0.25
+
+
 def relabel(task: UpdateTask, question: Question, label: str, rewards: RewardsConfig) -> UpdateTask:
-    """The task scored against a reviewer's label. Raises BadInput ``blank_answer``."""
+    """The task scored against a reviewer's label, which overrides outcomes. Raises BadInput ``blank_answer``."""
     if not canonical(label):
         raise BadInput(
             "a blank answer is no label",
             code="blank_answer",
             fix="give the right answer, or reject the update",
         )
-    group = as_question_group(task, question)
+    trajectories = [t.model_copy(update={"outcome": None}) for t in task.trajectories]
+    group = as_question_group(task.model_copy(update={"trajectories": trajectories}), question)
     scored = group if rewards.needs_scorer else score_group(group, rewards, truths=[label])
     return task.model_copy(update={"trajectories": scored.trajectories, "pseudo_label": label})
 
@@ -104,10 +117,23 @@ def as_group(task: UpdateTask) -> Group:
 
 
 def agreeing(trajectories: Sequence[Trajectory], label: str) -> list[Trajectory]:
-    """The trajectories that gave the label. Others looked elsewhere: their pictures do not show it."""
+    """The trajectories that gave the label, or of rewarded ones the best.
+
+    Others looked elsewhere: their pictures do not show it.
+    """
+    rewarded = [t.reward for t in trajectories if t.outcome is not None and t.reward is not None]
+    best = max(rewarded, default=math.inf)
 
     def agreed(trajectory: Trajectory) -> bool:
+        if rewarded:
+            return trajectory.reward == best
         scored = trajectory.rewards.get("accuracy", 0.0) >= 1.0  # against the label, by the question's scorer
         return trajectory.answer is not None and (scored or agrees(trajectory.answer, label))
 
     return [t for t in trajectories if agreed(t) and t.turns[-1].is_policy]
+
+
+def speaking_for(task: UpdateTask) -> set[str]:
+    """Ids of the task's experiences whose answer is its label: feedback on them is about the label."""
+    own = {task.experiences.get(t.id, "") for t in task.trajectories if agrees(t.answer, task.pseudo_label)}
+    return (own | {task.experience_id}) - {""}

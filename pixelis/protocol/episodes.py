@@ -15,15 +15,19 @@ from pixelis.protocol.errors import (
     StrictModel,
 )
 from pixelis.protocol.responses import Metadata
+from pixelis.records.trajectory import MAX_TERMS, TermName
 
 MAX_ANSWERS = 64
 MAX_SAMPLES = 256
-MAX_TERMS = 32
+MAX_REWARD = 1e6
+ScorerName = TermName
+"""Of a scorer of ours: a client must not name a function that we would import and call."""
 MAX_EXPIRES_S = 86_400
 MAX_WAIT_S = 300
 
 Name = Annotated[PlainText, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Reward = Annotated[float, Field(allow_inf_nan=False, ge=-MAX_REWARD, le=MAX_REWARD)]
 Status = Literal["open", "rewarded", "failed", "expired", "unrewarded"]
 """``unrewarded``: it ended, and neither a reward nor the vote decided."""
 
@@ -38,7 +42,7 @@ class EpisodeRequest(StrictModel):
     answers: list[Annotated[PlainText, Field(max_length=MAX_ANSWER_CHARS)]] | None = Field(
         None, max_length=MAX_ANSWERS, fail_fast=True
     )
-    scorer: Name | None = None
+    scorer: ScorerName | None = None
     group: Name | None = None
     samples: int | None = Field(None, ge=1, le=MAX_SAMPLES)
     expires_s: Number | None = Field(None, gt=0, le=MAX_EXPIRES_S)
@@ -77,9 +81,9 @@ class RewardRequest(StrictModel):
     the branch's. ``branch``: the one that is rewarded, by default the last.
     """
 
-    reward: Number | None = None
-    terms: Annotated[dict[Name, Number], Field(min_length=1, max_length=MAX_TERMS)] | None = None
-    verifier: Name | None = None
+    reward: Reward | None = None
+    terms: Annotated[dict[TermName, Reward], Field(min_length=1, max_length=MAX_TERMS)] | None = None
+    verifier: ScorerName | None = None
     answer: PlainText | None = Field(None, max_length=MAX_ANSWER_CHARS)
     branch: Name | None = None
 

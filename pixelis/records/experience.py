@@ -29,6 +29,8 @@ class Vote(Record):
 class Verdict(Record):
     """The result of a vote with its provenance; ``answer`` None means abstention, ``confidence`` is 0..1.
 
+    The reason ``rewarded``: a client rewarded the episode, whose trajectory has the ``outcome``.
+
     ``self_answer``: the first sample's answer. ``neighbours``: number of retrieved experiences, of which the
     compatible ones are in ``votes``. ``partial``: some memory shards did not answer. ``answer_weights``: by
     class of equal answers. ``strategies``: the answer of each strategy of an ensemble.
@@ -96,6 +98,8 @@ class UpdateTask(Record):
     """A learner task from traffic: trajectories scored against the *pseudo-label*, never against a truth.
 
     ``user`` is the pseudonym of who asked, empty if unknown. ``trace``: W3C ``traceparent`` of the request.
+    ``experiences``: ids by trajectory, of trajectories that are experiences of their own; ``experience_id`` is
+    then that of one with the label.
     """
 
     id: str = Field(default_factory=lambda: new_id("task"))
@@ -105,8 +109,17 @@ class UpdateTask(Record):
     confidence: float
     created_at: float
     experience_id: str = ""
+    experiences: dict[str, str] = Field(default_factory=dict)
     user: str = ""
     trace: str = ""
+
+    @property
+    def experience_ids(self) -> set[str]:
+        return {self.experience_id, *self.experiences.values()} - {""}
+
+    @property
+    def policy_versions(self) -> set[int]:
+        return {trajectory.policy_version for trajectory in self.trajectories}
 
 
 class VersionStatus(enum.StrEnum):

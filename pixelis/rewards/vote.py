@@ -26,9 +26,11 @@ INSUFFICIENT = "insufficient_votes"
 ABSTAINED = "abstained"
 OVERRULED = "overruled"
 COLD_START = "cold_start"
+REWARDED = "rewarded"
 TRAJECTORY = "trajectory"
-CLOSED = frozenset({TIE, NO_ANSWER, INSUFFICIENT, ABSTAINED, OVERRULED, COLD_START})
-"""Reasons of verdicts with an accidental answer: they never become updates, and never vote as experiences."""
+CLOSED = frozenset({TIE, NO_ANSWER, INSUFFICIENT, ABSTAINED, OVERRULED, COLD_START, REWARDED})
+"""Reasons of verdicts that pass no gate and never vote as experiences: their answer is accidental, or a client's
+reward is all that speaks for it."""
 DECAY_HOURS = 24.0
 """Age at which the vote of an experience weighs 1/e."""
 MIN_VOTES = 3

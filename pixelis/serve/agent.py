@@ -21,6 +21,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from pixelis.actors.cluster import actor_handle
+from pixelis.actors.experience_store import view_pngs
 from pixelis.actors.generator_router import (
     GeneratorRouter,
     RolloutRequest,
@@ -52,7 +53,7 @@ from pixelis.records import (
 from pixelis.rewards import vote
 from pixelis.rewards.equality import Equality
 from pixelis.rewards.services import shared_services
-from pixelis.serve.after_reply import AfterReply, winner_pngs
+from pixelis.serve.after_reply import AfterReply
 from pixelis.serve.agent_types import AgentQuery, Answer, Backends, Picture, Pictures, TextEvent, TurnEvent
 from pixelis.serve.retrieval import Lookup, Retrieval
 from pixelis.telemetry import tracing
@@ -306,7 +307,7 @@ class Agent:
     async def pictures(self, answer: Answer) -> dict[str, str]:
         """The winner's views as PNG data URLs by image id. Raises InfraFailure if they are lost."""
         try:
-            return data_urls(answer.pngs or await winner_pngs(answer))
+            return data_urls(answer.pngs or await view_pngs(answer.winner, answer.views))
         except RayError as error:
             raise InfraFailure("the trajectory's pictures were lost with their generator") from error
 

@@ -1,10 +1,10 @@
-"""F24: the traffic of one caller stays below its share."""
+"""F24: the traffic of one caller stays below its share, and poisoned rewards promote nothing."""
 
 from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,13 @@ from pixelis.actors.evolution import Evolution
 from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.group_views import GroupViews
 from pixelis.actors.policy_store import PolicyStore
-from pixelis.config import load
+from pixelis.config import Config, EvolutionConfig, RewardsConfig, load
 from pixelis.evolution import audit
+from pixelis.evolution.episode_groups import experience_verdict, lesson
+from pixelis.evolution.traffic_questions import TrafficQuestions
 from pixelis.policy.adapters import Adapter
 from pixelis.records import (
+    Experience,
     ImageView,
     Media,
     Question,
@@ -118,15 +121,26 @@ def traffic(draw: random.Random) -> list[tuple[Any, ...]]:
     return requests
 
 
-@pytest.mark.long
-def test_f24_one_callers_traffic_stays_below_its_share_and_what_it_would_break_is_refused(
-    ray_cluster: None, tmp_path: Path, record_figures: Any
-) -> None:
-    own = [
-        f"run.dir={tmp_path}",
-        f"evolution.canary.questions={labelled(tmp_path)}",
-        "evolution.canary.count=8",
-    ]
+@dataclass
+class Learnt:
+    """What became of a stream: full updates, candidates' shares, versions, and why some were refused."""
+
+    config: Config
+    updates: list[dict[str, float]]
+    candidates: list[dict[str, Any]]
+    versions: dict[int, VersionStatus]
+    experiences: list[str]
+    refused: list[str]
+    truths: list[tuple[str, list[str]]]
+
+    @property
+    def attackers_share(self) -> float:
+        return sum(name.startswith("attacker") for name in self.experiences) / len(self.experiences)
+
+
+def learn_from(stream: list[tuple[Any, ...]], folder: Path, bad: tuple[int, ...], *more: str) -> Learnt:
+    """Learn from a stream of tasks; versions among ``bad`` answer 8 where the canary's file does not look."""
+    own = [f"run.dir={folder}", f"evolution.canary.questions={labelled(folder)}", "evolution.canary.count=8"]
     config = load(
         None,
         [
@@ -136,11 +150,14 @@ def test_f24_one_callers_traffic_stays_below_its_share_and_what_it_would_break_i
             "evolution.canary.risk=1",  # eight questions rule nothing out
             "evolution.vote.collapse=0",
             "evolution.canary.traffic_share=0.25",
+            *more,
         ],
     )
-    store = PolicyStore.options(name="store-of-one-caller").remote(str(tmp_path))
-    serving, canary = ScriptedGenerator.remote(0), Poisoned.remote((2,))
-    evolution = Evolution.remote(config, [serving], "store-of-one-caller", canary)
+    name = f"store-of-{folder.name}"
+    store = PolicyStore.options(name=name).remote(str(folder))
+    serving, canary = ScriptedGenerator.remote(0), Poisoned.remote(bad)
+    evolution = Evolution.remote(config, [serving], name, canary)
+    batches = list[dict[str, float]]()
 
     def publish() -> int:
         version = len(ray.get(store.list.remote()))
@@ -151,8 +168,6 @@ def test_f24_one_callers_traffic_stays_below_its_share_and_what_it_would_break_i
             "base",
         )
         return ray.get(store.publish.remote(adapter, "evolve", 0, {}, False))
-
-    batches = list[dict[str, float]]()
 
     def learn(waiting: ray.ObjectRef) -> ray.ObjectRef | None:
         """Make the update of the batch that arrives, and ask for the next one; None at the end."""
@@ -169,43 +184,122 @@ def test_f24_one_callers_traffic_stays_below_its_share_and_what_it_would_break_i
     try:
         incarnation = ray.get(evolution.begin.remote(0, {"base": 0}, 0))
         waiting = evolution.next_batch.remote(0, 1, 0, incarnation)
-        for submission in traffic(random.Random(1)):
+        for submission in stream:
             ray.get(evolution.submit.remote(*submission))
             while ray.wait([waiting], timeout=0)[0]:
                 waiting = learn(waiting)
         ray.get(evolution.drain.remote())
         while (waiting := learn(waiting)) is not None:
             pass
-        events = list(audit.search(tmp_path / audit.FOLDER))
-        candidates = [event.details["shares"] for event in events if event.event == "candidate"]
-        versions = {v.version: v.status for v in ray.get(store.list.remote())}
-        learnt = [
-            name for event in events if event.event == "update" for name in event.details["experiences"]
-        ]
-        refused = [
-            event.details["reason"]
-            for event in events
-            if event.event == "promotion" and event.result == "refused"
-        ]
+        events = list(audit.search(folder / audit.FOLDER))
+        held_out = TrafficQuestions(config.evolution.canary, folder / "versions" / "traffic")
+        held_out.load(lambda text, picture: text)
+        return Learnt(
+            config,
+            batches,
+            [event.details["shares"] for event in events if event.event == "candidate"],
+            {v.version: v.status for v in ray.get(store.list.remote())},
+            [name for event in events if event.event == "update" for name in event.details["experiences"]],
+            [e.details["reason"] for e in events if e.event == "promotion" and e.result == "refused"],
+            [(item.source.user, item.question.answers or []) for item in held_out.items],
+        )
     finally:
         for actor in (evolution, store, serving, canary):
             ray.kill(actor)
-    full = [batch for batch in batches if batch["evolve/tasks"] == config.evolution.batch]
+
+
+def test_f24_one_callers_traffic_stays_below_its_share_and_what_it_would_break_is_refused(
+    ray_cluster: None, tmp_path: Path, record_figures: Any
+) -> None:
+    learnt = learn_from(traffic(random.Random(1)), tmp_path, bad=(2,))
+    config, candidates = learnt.config, learnt.candidates
+    full = [batch for batch in learnt.updates if batch["evolve/tasks"] == config.evolution.batch]
     record_figures(
-        updates=len(batches),
+        updates=len(learnt.updates),
         candidates=len(candidates),
         largest_share_of_a_full_update=max(batch["evolve/user_share"] for batch in full),
         largest_share_of_a_candidate=max(c["user_share"] for c in candidates),
-        attackers_share_of_all=round(sum(name.startswith("attacker") for name in learnt) / len(learnt), 3),
+        attackers_share_of_all=round(learnt.attackers_share, 3),
     )
     assert len(candidates) >= 3
     for shares in [
-        {"tasks": b["evolve/tasks"], "user_share": b["evolve/user_share"]} for b in batches
+        {"tasks": b["evolve/tasks"], "user_share": b["evolve/user_share"]} for b in learnt.updates
     ] + candidates:
         assert round(shares["user_share"] * shares["tasks"]) <= math.ceil(
             config.evolution.max_share_per_user * shares["tasks"]
         )
     assert all(round(c["question_share"] * c["tasks"]) <= math.ceil(c["tasks"] / 4) for c in candidates)
-    assert versions[2] is VersionStatus.ROLLED_BACK
-    assert refused == ["traffic_fell_significantly"]
-    assert versions[1] is VersionStatus.PROMOTED
+    assert learnt.versions[2] is VersionStatus.ROLLED_BACK
+    assert learnt.refused == ["traffic_fell_significantly"]
+    assert learnt.versions[1] is VersionStatus.PROMOTED
+
+
+def rewarded(number: int, user: str, picture: np.ndarray, best: str) -> tuple[Any, ...] | None:
+    """What eight episodes of a question teach whose client rewards one answer; the policy says 7 but once."""
+    text = f"What is number {number}?"
+    question = Question(id=f"q{number}", question=text, media=[Media(id="img0", uri="sha256:x")])
+    image = ImageView(id="img0", source_size=(64, 64), view_size=(64, 64))
+    experiences = []
+    for i, answer in enumerate("77777778"):
+        turns = [
+            Turn(role="user", tokens=[1]),
+            Turn(role="assistant", text=answer, tokens=[2], log_probs=[-0.1]),
+        ]
+        trajectory = Trajectory(
+            id=f"{number}-{i}",
+            question_id=f"q{number}",
+            group_id=f"g{number}",
+            images=[image],
+            turns=turns,
+            answer=answer,
+            stop_reason=StopReason.ANSWER,
+            outcome={"reward": 1e5 * (answer == best)},
+        )
+        verdict = experience_verdict(trajectory, question, EvolutionConfig(), 0.0)
+        experiences.append(
+            Experience(
+                id=f"{user}-{number}-{i}",
+                question=question,
+                trajectory=trajectory,
+                verdict=verdict,
+                policy_version=0,
+                created_at=0.0,
+            )
+        )
+    found = lesson(experiences, EvolutionConfig(), RewardsConfig(), user, 0.0)
+    assert found.task is not None
+    views = GroupViews(ray.put({e.trajectory.id: [picture] for e in experiences}))
+    return found.task, views, found.verdict, question, {"img0": ray.put(picture)}
+
+
+def test_a_poisoned_reward_stream_of_half_the_traffic_promotes_nothing(
+    ray_cluster: None, tmp_path: Path, record_figures: Any
+) -> None:
+    """Every candidate has learnt from poisoned rewards and answers 8 where the canary's file does not look."""
+    draw, rng = random.Random(2), np.random.default_rng(0)
+    stream = []
+    for number in range(HONEST + ATTACKER):
+        picture = np.kron(rng.integers(0, 256, (4, 4, 3)), np.ones((16, 16, 1))).astype(np.uint8)
+        is_honest = draw.random() < 0.5
+        user = f"user{draw.randrange(USERS)}" if is_honest else "attacker"
+        stream.append(rewarded(number, user, picture, "7" if is_honest else "8"))
+    every = "evolution.canary.every=8"  # enough questions of the traffic are held out before the first one
+    learnt = learn_from(stream, tmp_path, tuple(range(1, 1000)), every)  # type: ignore[arg-type]
+    record_figures(
+        candidates=len(learnt.candidates),
+        attackers_share_of_all=round(learnt.attackers_share, 3),
+        questions_of_the_canary=len(learnt.truths),
+    )
+    assert learnt.attackers_share > 0.1, "its rewards are claims like others"
+    assert all(
+        round(c["user_share"] * c["tasks"])
+        <= math.ceil(learnt.config.evolution.max_share_per_user * c["tasks"])
+        for c in learnt.candidates
+    )
+    assert len(learnt.truths) >= 8
+    assert {tuple(truth) for _, truth in learnt.truths} == {("7",)}
+    assert "attacker" not in {user for user, _ in learnt.truths}
+    assert len(learnt.candidates) >= 3
+    assert learnt.refused == ["traffic_fell_significantly"] * len(learnt.candidates)
+    promoted = [v for v, status in learnt.versions.items() if status is VersionStatus.PROMOTED]
+    assert promoted in ([], [0])

@@ -9,6 +9,7 @@ const REASONS = {
   abstained: "no answer had enough votes",
   cold_start: "the memory is still too small for a vote: one sample answers",
   overruled: "similar stored questions outvoted the samples; nothing is learnt from this",
+  rewarded: "a client's reward decides, not a vote",
 };
 const STOPS = { length: "a turn was too long", over_turn: "no turns were left", over_context: "the context was full", over_images: "there were too many pictures",
   done: "the environment ended it", call: "it called a tool of its client", no_action: "the policy neither answered nor called an operation", deadline: "time ran out", error: "the system failed" };

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from ray.exceptions import RayError
 
+from pixelis.actors import update_sender
 from pixelis.actors.group_views import GroupViews
 from pixelis.actors.memory import Memory
 from pixelis.config import MemoryConfig as Settings
@@ -87,15 +88,15 @@ def test_an_answer_whose_pictures_are_lost_is_stored_without_them() -> None:
 
 
 def test_calls_to_an_evolution_that_does_not_answer_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(after_reply, "EVOLUTION_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(update_sender, "EVOLUTION_TIMEOUT_S", 0.05)
     after, _ = after_reply_of()
 
     async def run() -> None:
         for _ in range(2):  # of one experience: neither stands in for the other
             await after.feedback("exp_1", Feedback(correct=True))
-        assert len(after.background) == 2
+        assert len(after.background.tasks) == 2
         await after.drain(10)
-        assert not after.background
+        assert not after.background.tasks
 
     asyncio.run(run())
     assert after.counts["feedback_sent_failed"] == 2
@@ -109,7 +110,7 @@ def test_an_answer_that_is_skipped_for_a_full_queue_is_not_counted_as_one_that_e
         for answer in answers:
             await remember(after, answer, remember="later", learn=False)
         assert [answer.remembered for answer in answers] == ["later", "queue full"]
-        for task in after.background.values():
+        for task in after.background.tasks.values():
             task.cancel()
 
     asyncio.run(run())
@@ -118,14 +119,15 @@ def test_an_answer_that_is_skipped_for_a_full_queue_is_not_counted_as_one_that_e
 
 
 def test_votes_below_the_gate_are_counted_until_one_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(after_reply, "EVOLUTION_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(update_sender, "EVOLUTION_TIMEOUT_S", 0.05)
     after, _ = after_reply_of()
 
     async def run() -> None:
         for confidence, gated in ((0.1, 1), (0.1, 2), (1.0, 0)):
             await remember(after, some_answer(confidence=confidence), remember=False)
             await after.drain(10)
-            assert after.gated_in_a_row == gated
+            assert after.updates is not None
+            assert after.updates.gated_in_a_row == gated
 
     asyncio.run(run())
 
