@@ -7,17 +7,18 @@ the episode.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from pixelis.config import ToolboxConfig
-from pixelis.config.references import Registry, load_reference
-from pixelis.errors import BadConfig, BadInput
+from pixelis.config.references import load_reference
+from pixelis.errors import BadConfig, BadInput, MissingDependency, install_extra
+from pixelis.operations.environment_entry import Entry
 from pixelis.operations.operation import Operation
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.operations.video import Clip
@@ -25,19 +26,8 @@ from pixelis.records import Action, ImageView, Observation, Question
 
 PARENT = "environment"
 """Parent of the views of an environment, which no operation can cut a region from."""
-ADAPTERS: Mapping[str, Callable[[str, ToolboxConfig], type[Environment]]] = Registry(
-    "toolbox.environments",
-    {
-        "mcp": "pixelis.operations.mcp_environment:mcp_environment",
-        "gym": "pixelis.operations.gym_environment:gym_environment",
-        "openenv": "pixelis.operations.openenv_environment:openenv_environment",
-    },
-)
-"""Makers of the environments of other systems, by the first word of an entry of ``toolbox.environments``.
-
-Each gets the rest of the entry: ``:COMMAND``, ``:ID`` or ``+https://...``.
-"""
-_ADAPTED = re.compile(rf"(?:(?P<name>[\w.-]+)=)?(?P<kind>{'|'.join(ADAPTERS)})(?P<rest>[:+].+)", re.DOTALL)
+_ADAPTED = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<kind>mcp|gym|openenv)(?P<rest>[:+].+)", re.DOTALL)
+"""An entry for an environment of another system: its first word names the adapter and the extra it needs."""
 
 
 class EnvironmentAction(Operation):
@@ -98,7 +88,7 @@ def select_environments(settings: ToolboxConfig) -> dict[str, type[Environment]]
     key, selected = "toolbox.environments", dict[str, type[Environment]]()
     for reference in settings.environments:
         if (adapted := _ADAPTED.fullmatch(reference)) is not None:
-            kind = ADAPTERS[adapted["kind"]](adapted["rest"], settings)
+            kind = _adapt(Entry.of(adapted["kind"], adapted["rest"], settings), adapted["kind"])
             if adapted["name"]:
                 kind = type(kind.__name__, (kind,), {"name": adapted["name"]})
         else:
@@ -118,16 +108,13 @@ def select_environments(settings: ToolboxConfig) -> dict[str, type[Environment]]
     return selected
 
 
-def server_url(source: str, rest: str) -> str:
-    """The URL of an entry ``KIND+https://...``, or ``KIND+http://...`` on this machine. Raises BadConfig."""
-    url = urlsplit(rest.removeprefix("+"))
-    host = url.hostname or ""
-    if url.scheme not in ("http", "https") or not host:
-        raise BadConfig(f"{source} has no URL", fix="write +https://HOST/PATH after its first word")
-    is_here = host == "localhost" or host == "::1" or host.startswith("127.")
-    if url.scheme == "http" and not is_here:
-        raise BadConfig(f"{source} is not encrypted", fix="use https: http is for this machine alone")
-    return url.geturl()
+def _adapt(entry: Entry, kind: str) -> Any:
+    try:
+        adapter = importlib.import_module(f"pixelis.operations.{kind}_environment")
+    except ImportError as error:
+        message = f"{entry.source} needs the package {error.name}"
+        raise MissingDependency(message, fix=install_extra(kind)) from None
+    return adapter.adapt(entry)
 
 
 def environment_of(

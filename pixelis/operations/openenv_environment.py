@@ -13,35 +13,15 @@ from typing import Any, ClassVar
 
 import httpx
 import numpy as np
-from pydantic import ValidationError
+from websockets.sync.client import ClientConnection, connect
 
-from pixelis.config import ToolboxConfig
-from pixelis.errors import (
-    BadConfig,
-    InfraFailure,
-    MissingDependency,
-    OperationError,
-    first_problem,
-    install_extra,
-)
-from pixelis.operations.encoded import decode_base64
-from pixelis.operations.environment import Environment, EnvironmentResult, server_url
-from pixelis.operations.function import function_operation
+from pixelis.errors import InfraFailure, OperationError
+from pixelis.operations.environment import Environment, EnvironmentResult
+from pixelis.operations.environment_entry import Entry
 from pixelis.operations.image import load_image
 from pixelis.operations.video import Clip
-from pixelis.records import Action, Function, Question
+from pixelis.records import Action, Question
 
-try:
-    from websockets.exceptions import WebSocketException
-    from websockets.sync.client import ClientConnection, connect
-except ImportError:
-    raise MissingDependency(
-        "toolbox.environments: openenv needs the package websockets", fix=install_extra("openenv")
-    ) from None
-
-KEY = "toolbox.environments"
-SHARE = 0.75
-"""Part of toolbox.timeout_s that a server may take: after all of it the toolbox ends, with all its episodes."""
 REFUSED = ("VALIDATION_ERROR", "EXECUTION_ERROR")
 """Codes of errors that an action causes."""
 ENCODED = ("iVBORw0KGgo", "/9j/")
@@ -54,20 +34,17 @@ class OpenEnvEnvironment(Environment):
     Pictures of an observation (base64, a ``data:`` URL, or lists of [H, W, 3]) are views, the rest is JSON.
     """
 
-    url: ClassVar[str]
-    settings: ClassVar[ToolboxConfig]
+    entry: ClassVar[Entry]
     _socket: ClientConnection | None = None
 
     def reset(
         self, question: Question, media: Mapping[str, np.ndarray | Clip], seed: int
     ) -> EnvironmentResult:
-        timeout_s, size = SHARE * self.settings.timeout_s, 4 * self.settings.max_image_bytes
-        try:
+        address = f"ws{_address(self.entry).removeprefix('http')}/ws"
+        with self.entry.connection():
             self._socket = connect(
-                f"ws{self.url.removeprefix('http')}/ws", open_timeout=timeout_s, max_size=size
+                address, open_timeout=self.entry.timeout_s, max_size=4 * self.entry.limits[0]
             )
-        except (OSError, WebSocketException) as error:
-            raise _lost(self.url, error) from None
         return self._exchange("reset", {"seed": seed})
 
     def execute(self, action: Action) -> EnvironmentResult:
@@ -80,70 +57,42 @@ class OpenEnvEnvironment(Environment):
 
     def _exchange(self, kind: str, data: Mapping[str, Any]) -> EnvironmentResult:
         assert self._socket is not None
-        try:
+        with self.entry.connection():
             self._socket.send(json.dumps({"type": kind, "data": data}))
-            reply = json.loads(self._socket.recv(SHARE * self.settings.timeout_s))
-        except (OSError, WebSocketException, ValueError) as error:
-            raise _lost(self.url, error) from None
+            reply = json.loads(self._socket.recv(self.entry.timeout_s))
         data = reply["data"]
         if reply["type"] == "error":
             message = str(data.get("message"))
             if kind == "step" and data.get("code") in REFUSED:
                 raise OperationError(message, code="tool_error")
-            raise InfraFailure(f"{self.url}: {message}", code="environment_lost")
+            raise InfraFailure(f"{self.entry.source}: {message}", code="environment_lost")
         text, images = self._shown(data["observation"])
         return EnvironmentResult(text, images, float(data.get("reward") or 0.0), bool(data["done"]))
 
     def _shown(self, observation: Mapping[str, Any]) -> tuple[str, list[np.ndarray]]:
         images, others = list[np.ndarray](), dict[str, Any]()
-        limits = self.settings.max_image_bytes, self.settings.max_image_pixels
         for key, value in observation.items():
-            if isinstance(value, str) and value.startswith("data:image/"):
-                images.append(load_image(value, *limits))
-            elif isinstance(value, str) and value.startswith(ENCODED):
-                images.append(load_image(decode_base64(value), *limits))
-            elif isinstance(value, list) and (pixels := np.asarray(value)).shape[2:] == (3,):
+            if isinstance(value, str) and value.startswith(("data:image/", *ENCODED)):
+                url = value if value.startswith("data:") else f"data:;base64,{value}"
+                images.append(load_image(url, *self.entry.limits))
+            elif isinstance(value, list) and (pixels := np.asarray(value, object)).shape[2:] == (3,):
                 images.append(pixels.astype(np.uint8))
             elif value is not None:
                 others[key] = value
-        values = list(others.values())
-        is_text = len(values) == 1 and isinstance(values[0], str)
-        return values[0] if is_text else json.dumps(others, ensure_ascii=False) if others else "", images
-
-
-def openenv_environment(rest: str, settings: ToolboxConfig) -> type[Environment]:
-    """The class of an entry without `openenv`; the server is asked once in a process for its name and schema."""
-    url = server_url(f"{KEY}: openenv{rest}", rest).rstrip("/")
-    name, step = _offer(url, SHARE * settings.timeout_s)
-    body = {"name": name, "actions": (step,), "url": url, "settings": settings}
-    return type("OpenEnvServer", (OpenEnvEnvironment,), body)
+        return json.dumps(others, ensure_ascii=False) if others else "", images
 
 
 @functools.cache
-def _offer(url: str, timeout_s: float) -> tuple[str, type]:
-    try:
-        with httpx.Client(timeout=timeout_s) as client:
-            about, schema = (
-                client.get(f"{url}/{path}").raise_for_status().json() for path in ("metadata", "schema")
-            )
-    except (httpx.HTTPError, ValueError) as error:
-        raise _lost(url, error) from None
-    try:
+def adapt(entry: Entry) -> type[OpenEnvEnvironment]:
+    """The class of a server, which is asked once in a process for its name and schema."""
+    with entry.connection(), httpx.Client(base_url=_address(entry), timeout=entry.timeout_s) as client:
+        about, schema = (client.get(path).raise_for_status().json() for path in ("/metadata", "/schema"))
         parameters = dict(schema["action"])
         parameters["properties"] = {k: v for k, v in parameters["properties"].items() if k != "metadata"}
-        step = Function(
-            name="step", description=about.get("description") or "One step.", parameters=parameters
-        )
-        return about["name"], function_operation(step)
-    except KeyError as error:
-        raise BadConfig(f"{KEY}: {url} lacks {error}", fix="serve it with openenv-core 0.3") from None
-    except ValidationError as error:
-        problem = first_problem(error).message
-        raise BadConfig(f"{KEY}: the actions of {url}: {problem}", fix="correct the server") from None
+        step = entry.action("step", about.get("description") or "One step.", parameters)
+        body = {"name": about["name"], "actions": (step,), "entry": entry}
+    return type("OpenEnvServer", (OpenEnvEnvironment,), body)
 
 
-def _lost(url: str, error: Exception) -> InfraFailure:
-    is_late = isinstance(error, TimeoutError | httpx.TimeoutException)
-    message = f"{KEY}: openenv+{url}: {type(error).__name__}: {error}"
-    code = "environment_timeout" if is_late else "environment_lost"
-    return InfraFailure(message, code=code, fix="start the server, or correct the entry")
+def _address(entry: Entry) -> str:
+    return entry.url().geturl().rstrip("/")

@@ -86,12 +86,10 @@ def test_tools_are_actions_and_each_episode_has_a_session(pictures: type[Environ
     assert all(map(ended, pids))
 
 
-def test_a_server_that_hangs_ends_its_episode_by_name(pictures: type[Environment]) -> None:
-    hasty = type("Hasty", (pictures,), {"settings": ToolboxConfig(timeout_s=16.0)})
-    environment, _ = start(hasty, QUESTION, {}, 0)
+def test_a_server_that_hangs_ends_its_episode_by_name() -> None:
+    environment, _ = start(kind(f"mcp:{sys.executable} {SERVER}", timeout_s=16.0), QUESTION, {}, 0)
     with closing(environment):
         pid = int(call(environment, "fail", how="pid").text)
-        environment._session.timeout_s = 0.5
         with pytest.raises(InfraFailure) as late:
             call(environment, "fail", how="hang")
         assert late.value.code == "environment_timeout"
@@ -142,7 +140,7 @@ def test_a_server_on_http() -> None:
     ("entry", "error", "message"),
     [
         ("mcp:no-such-command x", MissingDependency, "no command 'no-such-command'"),
-        ("mcp:$NOT_SET_OF_TEST ls", BadConfig, "NOT_SET_OF_TEST is not set"),
+        ("mcp:$NOT_SET_OF_TEST ls", BadConfig, "NOT_SET_OF_TEST' is no environment variable"),
         ("mcp:'ls", BadConfig, "No closing quotation"),
         ("mcp+http://example.com/mcp", BadConfig, "not encrypted"),
         ("mcp+https://token@example.com/mcp", BadConfig, "no environment variable"),
