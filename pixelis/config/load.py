@@ -38,8 +38,8 @@ class Layer(NamedTuple):
     values: dict[str, Any]
 
 
-Source = str | Path | Mapping[str, Any] | Config | None
-"""A YAML file or the name of a recipe, the values of one (`extends` included), or a complete configuration."""
+Source = str | Path | Config | None
+"""A YAML file, the name of a recipe, or a complete configuration."""
 
 
 def load(path: Source = None, overrides: Sequence[str] | Mapping[str, Any] | None = None) -> Config:
@@ -56,7 +56,10 @@ def load_with_origins(
     path: Source = None, overrides: Sequence[str] | Mapping[str, Any] | None = None
 ) -> tuple[Config, dict[str, str]]:
     """As ``load``, with the origin of each key that is set: a file, a named setting or the command line."""
-    layers = _given(path)
+    if isinstance(path, Config):
+        layers = [Layer("Config", path.model_dump(mode="json"))]
+    else:
+        layers = _layers(find(path), seen=()) if path else []
     overrides = list(_words(overrides)) if isinstance(overrides, Mapping) else overrides
     values: dict[str, Any] = {}
     for layer in layers:
@@ -90,17 +93,6 @@ def load_with_origins(
         if any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for key in keys):
             origins[path] = "command line"
     return config, origins
-
-
-def _given(source: Source) -> list[Layer]:
-    if isinstance(source, Config):
-        return [Layer("Config", source.model_dump(mode="json"))]
-    if not isinstance(source, Mapping):
-        return _layers(find(source), seen=()) if source else []
-    values = dict(source)
-    parents = values.pop("extends", None) or []
-    files = [find(parent) for parent in ([parents] if isinstance(parents, str) else parents)]
-    return [*(layer for file in files for layer in _layers(file, seen=())), Layer("dict", values)]
 
 
 def _words(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

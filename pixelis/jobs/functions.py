@@ -1,9 +1,9 @@
 """Jobs as functions, `pixelis.sft`, `rft` and `evaluate`: the drivers of the commands, with their results.
 
-``config`` is the path of a YAML file, the name of a recipe (by default the command's), a dict as such a file holds,
-or a Config. Overrides are sections, ``rft={"steps": 5}``, or dotted keys, ``**{"rft.steps": 5}``; None restores a
-default. A failure raises its PixelisError; Ctrl-C raises KeyboardInterrupt once the learner has saved its step. The
-local Ray cluster that the first job starts lives as long as the process.
+``config`` is a YAML file, the name of a recipe (by default the command's), or a Config. Overrides are sections,
+``rft={"steps": 5}``, or dotted keys, ``**{"rft.steps": 5}``; None restores a default. A failure raises its
+PixelisError; Ctrl-C raises KeyboardInterrupt once the learner has saved its step. The local Ray cluster that the
+first job starts lives as long as the process.
 """
 
 from __future__ import annotations
@@ -26,40 +26,29 @@ from pixelis.telemetry import events
 
 
 @dataclass(frozen=True)
-class TrainingResult:
-    """What a training run has written to ``run_dir``."""
+class Result:
+    """What a job has written to ``run_dir``.
+
+    ``metrics``: a row for each step, also of resumed runs (docs/metrics.md), or for each set of an evaluation.
+    ``checkpoint``: the one with the best evaluation, the last of a run without any; None from `evaluate`.
+    """
 
     run_dir: Path
-    checkpoint: Path
-    """the last one: an adapter for `policy.adapter`, `pixelis.Agent.load` and `evaluate`"""
-    best_checkpoint: Path | None
-    """that with the best evaluation, None for a run without evaluations"""
     metrics: pa.Table = field(repr=False)
-    """one row a step, also of resumed runs; docs/metrics.md explains the columns"""
+    checkpoint: Path | None = None
 
 
-@dataclass(frozen=True)
-class EvaluationResult:
-    """What an evaluation has written to ``run_dir``."""
-
-    run_dir: Path
-    summaries: list[dict[str, Any]] = field(repr=False)
-    """all figures of each set and pixel budget, as in evaluation.json"""
-    metrics: pa.Table
-    """one row for each of them: accuracy and the other single figures"""
-
-
-def sft(config: Source = None, **overrides: Any) -> TrainingResult:
+def sft(config: Source = None, **overrides: Any) -> Result:
     """Supervised fine-tuning, as `pixelis sft`."""
     return _train("sft", "step/sft", sft_job.run, config, overrides)
 
 
-def rft(config: Source = None, **overrides: Any) -> TrainingResult:
+def rft(config: Source = None, **overrides: Any) -> Result:
     """Reinforcement fine-tuning, as `pixelis rft`."""
     return _train("rft", "step/policy", rft_job.start, config, overrides)
 
 
-def evaluate(config: Source = None, **overrides: Any) -> EvaluationResult:
+def evaluate(config: Source = None, **overrides: Any) -> Result:
     """Evaluation on held-out questions, as `pixelis evaluate`."""
     resolved = _resolved("evaluate", config, overrides)
     with typed_errors():
@@ -67,22 +56,22 @@ def evaluate(config: Source = None, **overrides: Any) -> EvaluationResult:
             summaries = evaluation.start(resolved)
         else:  # it runs an event loop, which a notebook's thread has already
             summaries = call_in_thread(lambda: evaluation.start(resolved)).result()
-    return EvaluationResult(Path(resolved.run.dir), summaries, _table(summaries))
+    return Result(Path(resolved.run.dir), _table(summaries))
 
 
 def _train(
     job: str, kind: str, start: Callable[[Config], Path], config: Source, overrides: Mapping[str, Any]
-) -> TrainingResult:
+) -> Result:
     resolved = _resolved(job, config, overrides)
     with typed_errors():
-        checkpoint = start(resolved)
-    folder, rows = Path(resolved.run.dir), dict[int, dict[str, Any]]()
+        last = start(resolved)
+    folder, steps = Path(resolved.run.dir), dict[int, dict[str, Any]]()
     for event in events.read(folder):
-        if event["kind"] in (kind, "evaluation"):
-            rows.setdefault(event["step"], {}).update(event)
-    steps = [{k: v for k, v in rows[step].items() if k not in ("kind", "time")} for step in sorted(rows)]
+        if event.pop("kind") in (kind, "evaluation"):
+            steps.setdefault(event["step"], {}).update(event)
     best = folder / "best"
-    return TrainingResult(folder, checkpoint, best.resolve() if best.exists() else None, _table(steps))
+    metrics = _table([steps[step] for step in sorted(steps)])
+    return Result(folder, metrics, best.resolve() if best.exists() else last)
 
 
 def _resolved(job: str, config: Source, overrides: Mapping[str, Any]) -> Config:

@@ -38,13 +38,12 @@ def test_the_page_trains_evaluates_and_asks(tmp_path: Path, monkeypatch: pytest.
     assert losses[-1] < losses[0]
     assert losses == [event["policy/loss"] for event in events.read(sft.run_dir, "step/sft")]
     assert (rft.run_dir, rft.metrics["step"].to_pylist()) == (tmp_path / "runs/python/rft", [1, 2])
-    assert rft.best_checkpoint is None
-    assert report.summaries == [json.loads((report.run_dir / "evaluation.json").read_text())]
-    assert report.metrics["n"].to_pylist() == [8]
+    assert rft.checkpoint == checkpoint.latest(rft.run_dir)
+    (row,) = report.metrics.to_pylist()
+    assert row.items() <= json.loads((report.run_dir / "evaluation.json").read_text()).items()
+    assert row["n"] == 8
     assert (report.run_dir / "report.html").is_file()
-    answer, answers = names["answer"], names["answers"]
-    assert len(answer.samples) == 4
-    assert [len(a.samples) for a in answers] == [1, 1]
+    assert len(names["answer"].samples) == 4
     mistakes(rft.checkpoint, tmp_path)
 
 
@@ -57,7 +56,7 @@ def mistakes(adapter: Path, folder: Path) -> None:
     broken = load("configs/nano/evaluate.yaml", {"policy.adapter": damaged, "run.dir": folder / "broken"})
     cases: list[tuple[type[PixelisError], Any, str]] = [
         (BadConfig, lambda: pixelis.rft(rft={"step": 3}), "did you mean `rft.steps`"),
-        (BadConfig, lambda: pixelis.sft({"sft": {"batch": 0}}), r"sft\.batch"),
+        (BadConfig, lambda: pixelis.sft(sft={"batch": 0}), r"sft\.batch"),
         (MissingFile, lambda: pixelis.evaluate("configs/nano/evaluat.yaml"), "no configuration file"),
         (BadInput, lambda: pixelis.evaluate(broken), "damaged"),
     ]

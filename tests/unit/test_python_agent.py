@@ -63,34 +63,25 @@ def test_a_picture_may_be_a_path_a_url_a_pillow_image_or_an_array(
     ]
     tokens = [answer.trajectory.token_ids() for answer in answers]
     assert all(own == tokens[0] for own in tokens)
-    assert len({answer.question.media[0].uri for answer in answers}) == 1
     assert answers[0].confidence is None
-    assert np.array_equal(answers[0].originals["img0"], picture)
-    assert answers[0].views["img0"].size == (64, 64)
-    assert np.array_equal(answers[0].views["img0"], answers[-1].views["img0"])
+    assert np.array_equal(answers[0].pictures["img0"], picture)
+    assert answers[0].trajectory.images[0].view_size == (64, 64)
 
 
-def test_it_answers_in_a_running_loop_and_a_list_as_a_batch(
+def test_it_answers_in_a_running_loop_and_several_questions_as_a_batch(
     agent: pixelis.Agent, picture: np.ndarray
 ) -> None:
     alone = agent.ask(QUESTION, images=[picture])
 
-    async def notebook() -> tuple[pixelis.Answer, list[pixelis.Answer]]:
+    async def notebook() -> list[pixelis.Answer]:
         inside = agent.ask(QUESTION, images=[picture])
-        batch = await agent.aask([QUESTION, "Is there a car?"], images=[[picture], [picture[:, ::-1]]])
-        return inside, batch
+        batch = [agent.aask(QUESTION, images=[picture]), agent.aask("Is there a car?", images=[picture])]
+        return [inside, *await asyncio.gather(*batch)]
 
-    inside, batch = asyncio.run(notebook())
-    shared = agent.ask([QUESTION, "Is there a car?"], images=[picture])
-    assert (
-        alone.trajectory.token_ids()
-        == inside.trajectory.token_ids()
-        == batch[0].trajectory.token_ids()
-        == shared[0].trajectory.token_ids()
-    )
-    first, second = (answer.trajectory.turns[0].text for answer in shared)
-    assert QUESTION in first
-    assert "car" in second
+    inside, first, second = asyncio.run(notebook())
+    assert alone.trajectory.token_ids() == inside.trajectory.token_ids() == first.trajectory.token_ids()
+    assert QUESTION in first.trajectory.turns[0].text
+    assert "car" in second.trajectory.turns[0].text
 
 
 def test_samples_vote_and_a_notebook_shows_the_crop_but_runs_nothing(
@@ -98,11 +89,10 @@ def test_samples_vote_and_a_notebook_shows_the_crop_but_runs_nothing(
 ) -> None:
     scripted([ZOOM, "<answer>7</answer>"], ["<answer>3</answer>"], ["<answer>7</answer>"], [HOSTILE])
     answer = agent.ask(f"Which digit? {HOSTILE}", images=[picture], samples=4)
-    assert (answer.answer, answer.verdict.strategy) == ("7", agent.config.evolution.vote.strategy)
-    assert answer.confidence == answer.verdict.confidence == pytest.approx(0.5)
+    assert (answer.answer, answer.confidence) == ("7", pytest.approx(0.5))
     assert [sample.answer for sample in answer.samples] == ["7", "3", "7", None]
     assert list(answer.crops) == ["obs1"]
-    assert list(answer.views) == ["img0", "obs1"]
+    assert list(answer.pictures) == ["img0", "obs1"]
     (observation,) = answer.trajectory.observations
     assert observation.images[0].box == pytest.approx((0.1, 0.2, 0.3, 0.4), abs=1e-3)
     assert observation.seconds > 0
@@ -127,9 +117,10 @@ def test_an_operation_that_takes_too_long_is_reported_to_the_policy(
 
         monkeypatch.setattr(agent.engine, "open", open)
         answer = agent.ask(QUESTION, images=[picture])
+        monkeypatch.undo()
     assert (answer.answer, answer.crops) == ("7", {})
     assert answer.trajectory.observations[0].code == "timeout"
-    with pytest.raises(InfraFailure, match="closed"):
+    with pytest.raises(InfraFailure, match="shut down"):
         agent.ask(QUESTION)
     agent.close()
 
@@ -137,25 +128,21 @@ def test_an_operation_that_takes_too_long_is_reported_to_the_policy(
 def test_a_clip_is_shown_by_its_frames(agent: pixelis.Agent) -> None:
     answer = agent.ask("What happens?", videos=[BIKES])
     assert answer.question.media[0].kind == "video"
-    assert next(iter(answer.views)) == "vid0.0"
+    assert next(iter(answer.pictures)) == "vid0.0"
     assert "data:image/" in answer._repr_html_()
 
 
 def test_what_cannot_be_used_is_named(agent: pixelis.Agent, picture: np.ndarray, tmp_path: Path) -> None:
     cases: list[tuple[type[PixelisError], dict, str]] = [
         (BadInput, {"images": [picture, tmp_path / "none.png"]}, r"images\[1\]: "),
-        (BadInput, {"images": [picture.astype(np.float32)]}, r"images\[0\]: float32 \[768, 768, 3\] is no"),
-        (BadInput, {"images": [3]}, r"images\[0\]: int is no picture"),
+        (BadInput, {"images": [picture.astype(np.float32)]}, r"images\[0\]: no picture: Cannot handle.*f4"),
+        (BadInput, {"images": [3]}, r"images\[0\]: no picture: 'int'"),
         (BadInput, {"images": "card.png"}, "images is no list"),
         (BadInput, {"samples": 0}, "samples=0"),
     ]
     for kind, options, message in cases:
         with pytest.raises(kind, match=message):
             agent.ask(QUESTION, **options)
-    with pytest.raises(BadInput, match="2 questions with 1 lists"):
-        agent.ask(["a", "b"], images=[[picture]])
-    with pytest.raises(BadInput, match=r"images\[0\]"):
-        agent.ask(["a", "b"], images=[[picture], ["none.png"]])
     with pytest.raises(BadInput, match="do not fit"):
         agent.ask(QUESTION * 200)
     assert agent.ask(QUESTION).trajectory.turns, "the agent goes on after errors"
