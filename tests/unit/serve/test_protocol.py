@@ -199,7 +199,6 @@ def formatted(**format: Any) -> dict[str, Any]:
 
 REFUSED: dict[type, list[tuple[dict[str, Any], str, str]]] = {
     ChatRequest: [
-        ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
         ({"stop": ["a"] * 5}, "invalid_value", "stop"),
         ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
         ({"logprobs": True, "top_logprobs": -1}, "invalid_value", "top_logprobs"),
@@ -241,7 +240,6 @@ REFUSED: dict[type, list[tuple[dict[str, Any], str, str]]] = {
         ({"image": 7}, "invalid_value", "image"),
     ],
     ResponsesRequest: [
-        ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools"),
         ({"background": True}, "unsupported_parameter", "background"),
         ({"truncation": "auto"}, "unsupported_parameter", "truncation"),
         ({"reasoning": {"effort": "low"}}, "unsupported_parameter", "reasoning.effort"),
