@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 import ray
@@ -20,11 +21,10 @@ from pixelis.actors.generator_scaler import POLL_S, follow
 from pixelis.actors.memory import Memory
 from pixelis.actors.rollout_messages import TextUpdate, TurnUpdate
 from pixelis.config import Config
-from pixelis.config.references import is_function
 from pixelis.dialogue.session import SamplingParams
 from pixelis.protocol.completion import Completion
 from pixelis.protocol.episodes import EpisodeRequest, EpisodeStatus, RewardReply, RewardRequest
-from pixelis.protocol.errors import ApiError, invalid
+from pixelis.protocol.errors import ApiError
 from pixelis.protocol.messages import Message
 from pixelis.protocol.tools import Toolset
 from pixelis.records import Question, new_id
@@ -100,7 +100,7 @@ class EpisodeService:
             message = f"{limits.max_open} episodes of this key are open: end them with a reward"
             raise ApiError(429, message, "too_many_episodes", retry_after_s=10.0)
         if body.scorer is not None:
-            _check_scorer(body.scorer, "scorer")
+            find_scorer(body.scorer)  # raises BadInput
         group = self._group(owner, body.group) or EpisodeGroup(body.group or "", owner, sampling.seed)
         self.groups[group.id] = group
         group.samples = max(group.samples, body.samples or 1)
@@ -150,16 +150,15 @@ class EpisodeService:
             timeout_s = self.config.serve.timeout_s
             episode = self.episodes.open(question, new_id("group"), sampling, timeout_s, owner=owner)
         try:
-            async for piece in self.episodes.complete(episode, messages, tools, sampling, stream):
-                yield replace(piece, views=[]) if isinstance(piece, TurnUpdate) else piece
+            async with aclosing(self.episodes.complete(episode, messages, tools, sampling, stream)) as pieces:
+                async for piece in pieces:
+                    yield replace(piece, views=[]) if isinstance(piece, TurnUpdate) else piece
         finally:
             if not id:
                 del self.episodes.by_id[episode.id]
 
     async def reward(self, owner: str, id: str, body: RewardRequest) -> RewardReply:
         """End an episode with a reward, once what its group teaches is durable."""
-        if body.verifier is not None:
-            _check_scorer(body.verifier, "verifier")
         episode = self.episodes.get(id, owner)
         reply = await self.episodes.reward(episode, body)
         await self._settle(episode.group_id)
@@ -236,10 +235,3 @@ class EpisodeService:
     async def _follow(self) -> None:
         assert self.scaler is not None
         await follow(self.router, self.scaler)
-
-
-def _check_scorer(name: str, param: str) -> None:
-    """Raises ApiError 400 for an unknown scorer, and for a function, which a client cannot import here."""
-    if is_function(name):
-        raise invalid(param, "only built-in scorers have a name here", "unknown_scorer")
-    find_scorer(name)

@@ -20,8 +20,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from pixelis.actors.after_episode import view_pngs
 from pixelis.actors.cluster import actor_handle
-from pixelis.actors.experience_store import view_pngs
 from pixelis.actors.generator_router import (
     GeneratorRouter,
     RolloutRequest,

@@ -28,6 +28,7 @@ from pixelis.serve.dependencies import (
     JsonBody,
     QuestionBody,
     RequestTiming,
+    Scoped,
     Sender,
     State,
     Timing,
@@ -36,7 +37,7 @@ from pixelis.serve.dependencies import (
     require_json,
     require_room,
 )
-from pixelis.serve.keys import Caller, Scope
+from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.question import (
     check_characters,
     is_usual,
@@ -63,7 +64,6 @@ class ServiceHost(EpisodeHost):
         self.resources = AsyncExitStack()
 
     async def open(self, body: EpisodeRequest) -> EpisodeStatus:
-        self._require("ask")
         sampling = sampling_params(self.state.config, OpenRequest(), None, None)
         return await self._call("open", body, sampling)
 
@@ -71,8 +71,8 @@ class ServiceHost(EpisodeHost):
         raise ApiError(404, "a service has no questions: POST /v1/episodes opens an episode", "no_questions")
 
     async def complete(self, id: str, body: CompletionBody) -> AsyncGenerator[Piece, None]:
-        self._require("ask")
-        if body.model not in (self.model, self.state.config.policy.model):
+        # The address of an episode names the policy, whatever its client calls it
+        if not id and body.model not in (self.model, self.state.config.policy.model):
             raise unknown_model(body.model, self.model)
         try:
             async with asyncio.timeout_at(self.deadline), AsyncExitStack() as stack:
@@ -92,24 +92,16 @@ class ServiceHost(EpisodeHost):
         return self._pieces(id, request, sampling.priority)
 
     async def reward(self, id: str, body: RewardRequest) -> RewardReply:
-        self._require("feedback")
         return await self._call("reward", id, body)
 
     async def fail(self, id: str, cause: str) -> EpisodeStatus:
-        self._require("feedback")
         return await self._call("fail", id, cause)
 
     async def status(self, id: str) -> EpisodeStatus:
-        self._require("ask", "feedback")
         return await self._call("status", id)
 
     def stream(self, events: AsyncGenerator[str, None]) -> Response:
         return EventStream(events, self.deadline, self.resources)
-
-    def _require(self, *scopes: Scope) -> None:
-        if not self.caller.scopes.intersection(scopes):
-            message = f"{self.caller.label} lacks the scope {' or '.join(scopes)}"
-            raise ApiError(403, message, "missing_scope")
 
     def _sampling(self, body: CompletionBody, teaches: bool) -> SamplingParams:
         config = self.state.config
@@ -173,7 +165,8 @@ async def with_tools(
     return await respond(ServiceHost(state, caller, timing.deadline, admitted=True), "", body, api_error)
 
 
-async def _host(state: State, caller: Sender, timing: RequestTiming) -> EpisodeHost:
+async def _host(request: Request, state: State, caller: Sender, timing: RequestTiming) -> EpisodeHost:
+    await Scoped("feedback" if request.url.path.endswith(("/reward", "/fail")) else "ask")(caller)
     return ServiceHost(state, caller, timing.deadline)
 
 

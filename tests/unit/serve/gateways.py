@@ -18,7 +18,7 @@ from pixelis.serve.state import GatewayState
 
 def client(*overrides: str, required: str = "", key: str | None = None, **agent: Any) -> TestClient:
     """A client that sends ``key``, by default the one that the gateway requires."""
-    backends = SimpleNamespace(evolution=None)
+    backends = SimpleNamespace(evolution=None, episodes=None)
     parts = {"backends": backends, "memory": None, "version": None, "counts": Counter(), **agent}
     config = load(None, list(overrides))
     state = GatewayState(

@@ -172,6 +172,10 @@ ROUTES: list[tuple[str, str, list[keys.Scope]]] = [
     ("POST", "/v1/agent", ["ask"]),
     ("POST", "/v1/chat/completions", ["ask"]),
     ("POST", "/v1/feedback", ["feedback"]),
+    ("POST", "/v1/episodes", ["ask"]),
+    ("POST", "/v1/episodes/ep_1/v1/chat/completions", ["ask"]),
+    ("POST", "/v1/episodes/ep_1/reward", ["feedback"]),
+    ("GET", "/v1/episodes/ep_1", ["ask"]),
     *(("POST", f"/v1/evolution/{order}", ["steer"]) for order in ("pause", "resume", "promote", "rollback")),  # type: ignore[misc]
     ("POST", "/v1/review/t", ["steer"]),
     ("GET", "/v1/review/t", ["steer"]),
