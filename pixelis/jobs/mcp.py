@@ -7,9 +7,10 @@ usage: pixelis mcp [--root DIR] [--http PORT] [toolbox.KEY=VALUE ...]
   --root DIR    pictures and clips below this folder may be named by their paths; without it, none
   --http PORT   serve http://127.0.0.1:PORT/mcp instead of stdin and stdout
 
-`image` of a call is a path below --root, a data: URL, or the id of an earlier result (obs1).
-Coordinates are 0..1 of it: a box is [left, top, right, bottom], a point [x, y]. The latest 16 pictures and clips
-are kept. toolbox.operations names the operations (pixelis operate --list).
+`image` of a call is a path below --root, a data: URL, or the id of an earlier result (obs1). Coordinates are
+0..1 of it: a box is [left, top, right, bottom], a point [x, y]. The latest 16 pictures and clips are kept. Calls
+run one at a time: one that hangs holds up those after it. toolbox.operations names the operations
+(pixelis operate --list).
 
 example of a host's configuration:
   {"mcpServers": {"pixelis": {"command": "pixelis", "args": ["mcp", "--root", "/home/me/pictures"]}}}
@@ -120,7 +121,7 @@ def schema(operation: type[Operation]) -> dict[str, Any]:
 
 
 def make_server(workspace: Workspace) -> Any:
-    """The server of the SDK. Calls run one at a time: one that hangs holds up those after it."""
+    """The server of the SDK with the operations as tools. Raises MissingDependency."""
     try:
         from mcp import types
         from mcp.server import MCPServer

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, ClassVar
 
 import anyio
@@ -43,6 +43,7 @@ class McpEnvironment(Environment):
 
     def __init__(self) -> None:
         self._session = ExitStack()
+        self._session.enter_context(suppress(Exception))  # at the end, of what ended the session before
 
     def reset(
         self, question: Question, media: Mapping[str, np.ndarray | Clip], seed: int
@@ -120,12 +121,8 @@ def _session(entry: Entry) -> Iterator[tuple[BlockingPortal, mcp.Client]]:
 
 @asynccontextmanager
 async def _connected(entry: Entry) -> AsyncIterator[mcp.Client]:
-    timeout = httpx2.Timeout(entry.timeout_s, read=None)
     with anyio.fail_after(entry.timeout_s) as starting:
-        async with (
-            httpx2.AsyncClient(timeout=timeout, follow_redirects=True) as http,
-            mcp.Client(_server(entry, http)) as client,
-        ):
+        async with httpx2.AsyncClient(timeout=None) as http, mcp.Client(_server(entry, http)) as client:
             starting.deadline = math.inf
             yield client
 
