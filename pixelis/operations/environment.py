@@ -130,8 +130,7 @@ class Entry:
         host = url.hostname or ""
         if url.scheme not in ("http", "https") or not host:
             raise BadConfig(f"{self} has no URL", fix="write +https://HOST/PATH after its first word")
-        is_here = host in ("localhost", "::1") or host.startswith("127.")
-        if url.scheme == "http" and not is_here:
+        if url.scheme == "http" and host not in ("localhost", "127.0.0.1", "::1"):
             raise BadConfig(f"{self} is not encrypted", fix="use https: http is for this machine alone")
         return url
 
