@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pixelis.errors import BadConfig, PixelisError
+from pixelis.errors import BadConfig
 
 
 class Registry(UserDict[str, Any]):
@@ -68,8 +68,6 @@ def load_reference(reference: str, key: str) -> Any:
     path, _, name = reference.rpartition(":")
     try:
         module = _load_file(Path(path)) if path.endswith(".py") else importlib.import_module(path)
-    except PixelisError:
-        raise
     except Exception as error:  # the user's module can raise anything
         raise BadConfig(
             f"{key}: {reference} cannot be imported: {type(error).__name__}: {error}", fix=fix

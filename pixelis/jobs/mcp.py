@@ -7,9 +7,10 @@ usage: pixelis mcp [--root DIR] [--http PORT] [toolbox.KEY=VALUE ...]
   --root DIR    pictures and clips below this folder may be named by their paths; without it, none
   --http PORT   serve http://127.0.0.1:PORT/mcp instead of stdin and stdout
 
-`image` of a call is a path below --root, a data: URL, or the id of an earlier picture or result (img0, obs1).
-Coordinates are 0..1 of it: a box is [left, top, right, bottom], a point [x, y]. The latest 16 pictures and clips
-are kept. toolbox.operations names the operations (pixelis operate --list).
+`image` of a call is a path below --root, a data: URL, or the id of an earlier result (obs1). Coordinates are
+0..1 of it: a box is [left, top, right, bottom], a point [x, y]. The latest 16 pictures and clips are kept. Calls
+run one at a time: one that hangs holds up those after it. toolbox.operations names the operations
+(pixelis operate --list).
 
 example of a host's configuration:
   {"mcpServers": {"pixelis": {"command": "pixelis", "args": ["mcp", "--root", "/home/me/pictures"]}}}
@@ -19,7 +20,6 @@ exit code: 0 the host has left, 2 the command line is wrong
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ from pixelis.operations import Operation, Scene, execute, select
 from pixelis.operations.image import png_url
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget
-from pixelis.operations.scale import PLACES
 from pixelis.operations.video import Clip
 from pixelis.records import Action, ImageView, Observation
 
@@ -46,9 +45,9 @@ VIEW = PixelBudget(256**2, 1024**2)
 """Size of the pictures of results, which hosts shrink above this."""
 IMAGE = {
     "type": "string",
-    "description": "a path below the root folder, a data: URL, or the id of an earlier picture or result",
+    "description": "a path below the root folder, a data: URL, or the id of an earlier result",
 }
-IMAGE_ARGUMENTS = ("image", *sorted({place.image for place in PLACES.values()} - {"target"}))
+IMAGE_ARGUMENTS = ("image", "other", "like")
 """Arguments that name a picture: that of the call, and those of operations on two pictures."""
 COORDINATES = "Coordinates are 0 to 1 of the image: a box is [left, top, right, bottom], a point [x, y]."
 
@@ -60,9 +59,8 @@ class Workspace:
         self.settings, self.root = settings, None if root is None else root.resolve()
         self.operations = {operation.name: operation for operation in select(settings.operations)}
         self.media = dict[str, np.ndarray | Clip]()
-        self.names = dict[int, str]()  # of media, by hashes of their sources
-        self.images, self.objects = list[ImageView](), dict[str, dict[str, Any]]()
-        self.numbers, self.successes = itertools.count(), 0
+        self.images, self.objects = dict[str, ImageView](), dict[str, dict[str, Any]]()
+        self.successes = 0
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[Observation, list[np.ndarray]]:
         """The observation of an operation with its id and views, uint8 [h, w, 3]; errors are observations."""
@@ -76,35 +74,34 @@ class Workspace:
         except (BadInput, OperationError, OSError) as error:
             code = getattr(error, "code", "bad_target")
             return Observation(status="error", code=code, text=str(error)), []
-        scene = Scene(self.media, self.images, self.objects, VIEW, VIEW, kind="unit", settings=self.settings)
-        observation, views = execute(
-            Action(op=name, target=target, arguments=arguments), scene, self.operations
-        )
+        world = self.media, list(self.images.values()), self.objects
+        scene = Scene(*world, VIEW, VIEW, kind="unit", settings=self.settings)
+        action = Action(op=name, target=target, arguments=arguments)
+        observation, views = execute(action, scene, self.operations)
         if observation.status == "ok":
             observation = name_observation(observation, self.successes)
             self.successes += 1
-            self.images += observation.images
+            self.images |= {image.id: image for image in observation.images}
             self.objects |= {item["id"]: item for item in observation.data.get("objects", [])}
         return observation, views
 
     def _open(self, source: str, moving: bool) -> str:
         """The id of a picture or clip, which is read again when its file has changed."""
-        if source in self.media or any(image.id == source for image in self.images):
+        if source in self.media or source in self.images:
             return source
         version = 0
         if not source.lower().startswith("data:"):
             path = self._below_root(source)
             source, version = str(path), path.stat().st_mtime_ns
-        key = hash((source, version, moving))
-        if self.names.get(key) not in self.media:
+        name = f"media{hash((source, version, moving)) % 10**9}"
+        if name not in self.media:
             _, item = open_source(source, moving, self.settings)
-            name = f"{'vid' if isinstance(item, Clip) else 'img'}{next(self.numbers)}"
-            images, _ = first_look({name: item}, DialogueConfig(), 1)
-            self.media[name], self.names[key] = item, name
-            self.images += images
+            views, _ = first_look({name: item}, DialogueConfig(), 1)
+            self.images |= {view.id: view for view in views}
+            self.media[name] = item
             if len(self.media) > MAX_MEDIA:
                 del self.media[next(iter(self.media))]
-        return self.names[key]
+        return name
 
     def _below_root(self, source: str) -> Path:
         if self.root is not None:
@@ -124,7 +121,7 @@ def schema(operation: type[Operation]) -> dict[str, Any]:
 
 
 def make_server(workspace: Workspace) -> Any:
-    """The server of the SDK. Calls run one at a time: one that hangs holds up those after it."""
+    """The server of the SDK with the operations as tools. Raises MissingDependency."""
     try:
         from mcp import types
         from mcp.server import MCPServer

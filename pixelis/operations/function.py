@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, ClassVar
@@ -20,10 +19,13 @@ from pixelis.records import Function
 MAX_STEPS = 10_000
 """Most keywords that the check of one call applies, in less than a second."""
 UNCHECKED = frozenset(
-    {"$dynamicRef", "pattern", "patternProperties", "uniqueItems"}
+    {"$schema", "$dynamicRef", "pattern", "patternProperties", "uniqueItems"}
     | {"unevaluatedItems", "unevaluatedProperties"}
 )
 """Keywords whose check no number of steps limits, as a regular expression's; whoever runs the function has them."""
+NAMED = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
+"""Keywords whose schemas have names."""
+VALUES = frozenset({"enum", "const", "default", "examples"})
 
 _steps: ContextVar[Iterator[int]] = ContextVar("steps")
 
@@ -33,9 +35,9 @@ class FunctionArguments(OperationArguments):
 
     model_config = ConfigDict(extra="allow")
 
-    @model_serializer
+    @model_serializer(mode="plain")
     def _as_written(self) -> dict[str, Any]:
-        return self.__pydantic_extra__ or {}
+        return dict(self.__pydantic_extra__ or {})
 
 
 class FunctionOperation(Operation):
@@ -72,7 +74,7 @@ def function_operation(function: Function) -> type[FunctionOperation]:
         "name": function.name,
         "description": function.description,
         "parameters": {"type": "object", "properties": {}, **function.parameters},
-        "validator": _Validator(json.loads(json.dumps(function.parameters), object_hook=_without_draft)),
+        "validator": _Validator(_checkable(function.parameters)),
     }
     return type("ClientFunction", (FunctionOperation,), fields)
 
@@ -88,20 +90,26 @@ def _counted(check: Callable[..., Any]) -> Callable[..., Any]:
     return counted
 
 
-def _additional_properties(validator: Any, value: Any, instance: Any, schema: dict[str, Any]) -> Any:
-    """Not checked beside ``patternProperties``, whose names it would have to know."""
-    check = Draft202012Validator.VALIDATORS["additionalProperties"]
-    return () if "patternProperties" in schema else check(validator, value, instance, schema)
-
-
-def _without_draft(part: dict[str, Any]) -> dict[str, Any]:
-    """A part that names no draft, for which jsonschema would use other checks than those below."""
-    return {name: value for name, value in part.items() if name != "$schema" or not isinstance(value, str)}
-
-
-_CHECKS = {**Draft202012Validator.VALIDATORS, "additionalProperties": _additional_properties}
 _Validator = extend(
     Draft202012Validator,
-    {keyword: _counted(check) for keyword, check in _CHECKS.items()}
-    | dict.fromkeys(UNCHECKED, lambda *_: ()),
+    {keyword: _counted(check) for keyword, check in Draft202012Validator.VALIDATORS.items()},
 )
+
+
+def _checkable(schema: Any) -> Any:
+    """The schema without the keywords that are not checked."""
+    if isinstance(schema, list):
+        return [_checkable(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {}
+    for keyword, value in schema.items():
+        if keyword in VALUES:
+            out[keyword] = value
+        elif keyword in NAMED and isinstance(value, dict):
+            out[keyword] = {name: _checkable(part) for name, part in value.items()}
+        elif keyword not in UNCHECKED and not (
+            keyword == "additionalProperties" and "patternProperties" in schema
+        ):
+            out[keyword] = _checkable(value)
+    return out

@@ -14,8 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from pixelis.errors import BadConfig, OperationError
-from pixelis.operations.environment import Environment, EnvironmentResult
-from pixelis.operations.environment_entry import Entry
+from pixelis.operations.environment import Entry, Environment, EnvironmentResult
 from pixelis.operations.function import function_operation
 from pixelis.operations.video import Clip
 from pixelis.records import Action, Function, Question
@@ -41,15 +40,13 @@ class GymEnvironment(Environment):
         assert self._env is not None
         space = self._env.action_space
         try:
-            value = _from_json(space, action.arguments["action"])
+            (value,) = space.from_jsonable([action.arguments["action"]])
         except OverflowError:
             value = None
         if not space.contains(value):
             raise OperationError(f"action is not in {space}", code="bad_arguments")
         observation, reward, terminated, truncated, _ = self._env.step(value)
-        text, images = self._shown(observation)
-        data = {"terminated": bool(terminated), "truncated": bool(truncated)}
-        return EnvironmentResult(text, images, float(reward), bool(terminated or truncated), data)
+        return EnvironmentResult(*self._shown(observation), float(reward), bool(terminated or truncated))
 
     def close(self) -> None:
         if self._env is not None:
@@ -68,13 +65,11 @@ def gym_class(name: str, make: Callable[[], gymnasium.Env]) -> type[GymEnvironme
     """
     try:
         env = make()
-        env.reset(seed=0)
-        picture: Any = env.render()
         env.close()
     except Exception as error:  # an environment can raise anything
         message = f"{name} cannot start: {type(error).__name__}: {error}"
         raise BadConfig(message, fix="correct its id, or install what it needs") from error
-    if env.render_mode != "rgb_array" or np.ndim(picture) != 3:
+    if env.render_mode != "rgb_array":
         raise BadConfig(f"{name} renders no rgb_array", fix="wrap it so that it does")
     parameters = {
         "type": "object",
@@ -101,20 +96,11 @@ def _schema(space: spaces.Space, name: str) -> dict[str, Any]:
         first = int(space.start)
         return {"type": "integer", "minimum": first, "maximum": first + int(space.n) - 1}
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
-        schema: dict[str, Any] = {"type": "integer" if np.issubdtype(space.dtype, np.integer) else "number"}
+        schema: dict[str, Any] = {"type": "integer" if space.dtype.kind in "iu" else "number"}
         for length in reversed(space.shape):
             schema = {"type": "array", "items": schema, "minItems": length, "maxItems": length}
         return {**schema, "description": str(space)}
-    if isinstance(space, spaces.Dict):
-        properties = {key: _schema(inner, name) for key, inner in space.spaces.items()}
-        return {"type": "object", "properties": properties, "required": list(properties)}
     raise BadConfig(
         f"the actions of {name} are {type(space).__name__}, which has no form for a policy",
-        fix="wrap it so that its actions are Discrete, Box, MultiDiscrete or a Dict of them",
+        fix="wrap it so that its actions are Discrete, Box, MultiDiscrete or MultiBinary",
     )
-
-
-def _from_json(space: spaces.Space, value: Any) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {key: _from_json(inner, value[key]) for key, inner in space.spaces.items()}
-    return int(value) if isinstance(space, spaces.Discrete) else np.asarray(value, dtype=space.dtype)

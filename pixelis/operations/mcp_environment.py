@@ -25,8 +25,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from mcp.client.streamable_http import streamable_http_client
 
 from pixelis.errors import BadConfig, BadImage, MissingDependency, OperationError
-from pixelis.operations.environment import Environment, EnvironmentResult
-from pixelis.operations.environment_entry import Entry
+from pixelis.operations.environment import Entry, Environment, EnvironmentResult
 from pixelis.operations.image import load_image, png_url
 from pixelis.operations.video import Clip
 from pixelis.records import Action, Question
@@ -44,6 +43,7 @@ class McpEnvironment(Environment):
 
     def __init__(self) -> None:
         self._session = ExitStack()
+        self._session.enter_context(suppress(Exception))  # at the end, of what ended the session before
 
     def reset(
         self, question: Question, media: Mapping[str, np.ndarray | Clip], seed: int
@@ -73,7 +73,7 @@ class McpEnvironment(Environment):
 
     def close(self) -> None:
         """In a thread, since a server may take seconds to end."""
-        threading.Thread(target=_close, args=[self._session], daemon=True).start()
+        threading.Thread(target=self._session.close, daemon=True).start()
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> mcp.types.CallToolResult:
         try:
@@ -122,35 +122,32 @@ def _session(entry: Entry) -> Iterator[tuple[BlockingPortal, mcp.Client]]:
 @asynccontextmanager
 async def _connected(entry: Entry) -> AsyncIterator[mcp.Client]:
     with anyio.fail_after(entry.timeout_s) as starting:
-        async with _server(entry) as server, mcp.Client(server) as client:
+        async with httpx2.AsyncClient(timeout=None) as http, mcp.Client(_server(entry, http)) as client:
             starting.deadline = math.inf
             yield client
 
 
-@asynccontextmanager
-async def _server(entry: Entry) -> AsyncIterator[Any]:
+def _server(entry: Entry, http: httpx2.AsyncClient) -> Any:
     """What the SDK connects to. Raises BadConfig and MissingDependency."""
     if entry.rest.startswith(":"):
-        yield _command(entry)
-        return
+        return _command(entry)
     url = entry.url()
-    headers = {"Authorization": f"Bearer {_variable(entry, url.username)}"} if url.username else {}
+    if url.username:
+        http.headers["Authorization"] = f"Bearer {_variable(entry, url.username)}"
     address = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
-    timeout = httpx2.Timeout(entry.timeout_s, read=None)
-    async with httpx2.AsyncClient(headers=headers, timeout=timeout, follow_redirects=True) as http:
-        yield streamable_http_client(address, http_client=http)
+    return streamable_http_client(address, http_client=http)
 
 
 def _command(entry: Entry) -> mcp.StdioServerParameters:
     try:
         words = shlex.split(entry.rest[1:])
     except ValueError as error:
-        raise BadConfig(f"{entry.source}: {error}", fix="quote the words as a shell needs it") from None
+        raise BadConfig(f"{entry}: {error}", fix="quote the words as a shell needs it") from None
     names = list(itertools.takewhile(lambda word: word.startswith("$"), words))
     command, *arguments = words[len(names) :] or [""]
     if shutil.which(command) is None:
         fix = "install it on every node, or correct the entry"
-        raise MissingDependency(f"{entry.source}: there is no command {command!r}", fix=fix)
+        raise MissingDependency(f"{entry}: there is no command {command!r}", fix=fix)
     if shutil.which("setpriv"):  # Linux's kernel ends the server if the toolbox is killed
         command, arguments = "setpriv", ["--pdeathsig", "KILL", command, *arguments]
     variables = {name[1:]: _variable(entry, name) for name in names}
@@ -161,7 +158,7 @@ def _variable(entry: Entry, word: str) -> str:
     value = os.environ.get(word[1:]) if word.startswith("$") else None
     if value is None:
         fix = "write $NAME, and set it on every node: secrets stay out of configurations"
-        raise BadConfig(f"{entry.source}: {word[:40]!r} is no environment variable", fix=fix)
+        raise BadConfig(f"{entry}: {word[:40]!r} is no environment variable", fix=fix)
     return value
 
 
@@ -173,8 +170,3 @@ async def _tools(client: mcp.Client, timeout_s: float) -> list[mcp.Tool]:
             page = await client.list_tools(cursor=page.next_cursor)
             tools += page.tools
     return tools
-
-
-def _close(session: ExitStack) -> None:
-    with suppress(Exception):  # what ended the session before
-        session.close()

@@ -16,8 +16,7 @@ import numpy as np
 from websockets.sync.client import ClientConnection, connect
 
 from pixelis.errors import InfraFailure, OperationError
-from pixelis.operations.environment import Environment, EnvironmentResult
-from pixelis.operations.environment_entry import Entry
+from pixelis.operations.environment import Entry, Environment, EnvironmentResult
 from pixelis.operations.image import load_image
 from pixelis.operations.video import Clip
 from pixelis.records import Action, Question
@@ -65,7 +64,7 @@ class OpenEnvEnvironment(Environment):
             message = str(data.get("message"))
             if kind == "step" and data.get("code") in REFUSED:
                 raise OperationError(message, code="tool_error")
-            raise InfraFailure(f"{self.entry.source}: {message}", code="environment_lost")
+            raise InfraFailure(f"{self.entry}: {message}", code="environment_lost")
         text, images = self._shown(data["observation"])
         return EnvironmentResult(text, images, float(data.get("reward") or 0.0), bool(data["done"]))
 

@@ -31,7 +31,7 @@ class Lights(gymnasium.Env):
     """A bar of light that is as bright as it was set to.
 
     ## Action Space
-    The brightness, and whether to stop.
+    The brightness of two lamps.
 
     ## Rewards
     None.
@@ -40,7 +40,7 @@ class Lights(gymnasium.Env):
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
     render_mode = "rgb_array"
     observation_space = spaces.Text(20)
-    action_space = spaces.Dict({"light": spaces.Box(0, 1, (2,), np.float32), "stop": spaces.Discrete(2)})
+    action_space = spaces.Box(0, 1, (2,), np.float32)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -48,8 +48,8 @@ class Lights(gymnasium.Env):
         return "begin", {}
 
     def step(self, action):
-        self.light = action["light"]
-        return "set", float(self.light.sum()), bool(action["stop"]), False, {}
+        self.light = action
+        return "set", float(self.light.sum()), bool(self.light.sum() < 0.5), False, {}
 
     def render(self):
         return np.full((4, 6, 3), 255 * self.light.mean(), np.uint8)
@@ -58,14 +58,10 @@ class Lights(gymnasium.Env):
 def test_an_own_environment_of_the_api() -> None:
     lights = gym_class("lights", Lights)
     (action,) = lights.actions
-    assert action.description == "One step. The brightness, and whether to stop."
-    valid = {"action": {"light": [0.5, 0.5], "stop": 0}}
+    assert action.description == "One step. The brightness of two lamps."
+    valid = {"action": [0.5, 0.5]}
     action.check(valid)
-    for wrong in (
-        {"light": [0.5, "dark"], "stop": 0},
-        {"light": [0.5], "stop": 0},
-        {"light": [0.5, 0.5], "stop": 2},
-    ):
+    for wrong in ([0.5, "dark"], [0.5], 0.5):
         with pytest.raises(OperationError):
             action.check({"action": wrong})
     one, first = start(lights, QUESTION, {}, 0)
@@ -77,8 +73,8 @@ def test_an_own_environment_of_the_api() -> None:
         assert (result.text, result.reward, result.done) == ("set", 1.0, False)
         assert (result.images[0] == 127).all()
         with pytest.raises(OperationError, match=r"Box\(0.0, 1.0, \(2,\), float32\)"):
-            step(one, {"light": [0.5, 2], "stop": 0})
-        assert step(two, {"light": [0, 0.25], "stop": 1}).done
+            step(one, [0.5, 2])
+        assert step(two, [0, 0.25]).done
 
 
 def test_environments_that_no_policy_can_play_are_named() -> None:

@@ -143,6 +143,7 @@ def test_a_server_on_http() -> None:
         ("mcp:$NOT_SET_OF_TEST ls", BadConfig, "NOT_SET_OF_TEST' is no environment variable"),
         ("mcp:'ls", BadConfig, "No closing quotation"),
         ("mcp+http://example.com/mcp", BadConfig, "not encrypted"),
+        ("mcp+http://127.example.com/mcp", BadConfig, "not encrypted"),
         ("mcp+https://token@example.com/mcp", BadConfig, "no environment variable"),
         ("mcp+ftp://example.com", BadConfig, "has no URL"),
         ("mcp:true", InfraFailure, "Connection closed"),
