@@ -373,7 +373,7 @@ def _read(
 
 
 def client_turns(
-    messages: Sequence[Message], media: int, own: Mapping[str, Media]
+    messages: Sequence[Message], media: int, known: Mapping[str, Media]
 ) -> tuple[list[ClientTurn], int]:
     """What a client says after a policy turn, or the prompt, and the number of all media then.
 
@@ -383,7 +383,7 @@ def client_turns(
 
     def content(message: Message) -> ClientContent:
         nonlocal media
-        shown = [as_media(url, media + place, own) for place, url in enumerate(message.media)]
+        shown = [as_media(url, media + place, known) for place, url in enumerate(message.media)]
         media += len(shown)
         return ClientContent(message.text, shown)
 
