@@ -69,14 +69,11 @@ class Workspace:
             for key in IMAGE_ARGUMENTS:
                 if isinstance(source := arguments.get(key), str):
                     arguments[key] = self._open(source, name in CLIP_OPERATIONS)
-            if not isinstance(target := arguments.pop("image", ""), str):
-                raise OperationError("image is a text", code="bad_target")
-        except (BadInput, OperationError, OSError) as error:
-            code = getattr(error, "code", "bad_target")
-            return Observation(status="error", code=code, text=str(error)), []
+        except (BadInput, OperationError) as error:
+            return Observation(status="error", code=error.code, text=str(error)), []
         world = self.media, list(self.images.values()), self.objects
         scene = Scene(*world, VIEW, VIEW, kind="unit", settings=self.settings)
-        action = Action(op=name, target=target, arguments=arguments)
+        action = Action(op=name, target=arguments.pop("image", ""), arguments=arguments)
         observation, views = execute(action, scene, self.operations)
         if observation.status == "ok":
             observation = name_observation(observation, self.successes)

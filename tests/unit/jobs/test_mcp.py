@@ -60,6 +60,7 @@ async def converse(client: mcp.Client) -> None:
     assert (await call("zoom_in", image="photo.png", boxes=[]))[0].startswith("bad_arguments: boxes")
     assert (await call("zoom_in", box=box))[0].startswith("bad_target: ")
     assert (await client.call_tool("zoom", {})).is_error
+    assert (await client.call_tool("zoom_in", {"image": 5})).is_error
 
 
 @pytest.mark.slow
