@@ -7,17 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
-from pixelis.actors.background_work import BackgroundWork
+from pixelis.actors.after_episode import YES, BackgroundWork, ExperienceStore, Stored, UpdateSender
 from pixelis.actors.episodes import OutsideEpisode
-from pixelis.actors.experience_store import YES, ExperienceStore, Stored
-from pixelis.actors.group_views import GroupViews
+from pixelis.actors.group_views import GroupViews, Views
 from pixelis.actors.memory import Memory
-from pixelis.actors.update_sender import UpdateSender
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
 from pixelis.evolution.episode_groups import asks_the_same, experience_verdict, lesson
@@ -26,9 +23,8 @@ from pixelis.evolution.traffic_questions import MIN_CONFIDENCE
 from pixelis.evolution.updates import priority, unlabelled
 from pixelis.operations.image import load_image
 from pixelis.records import Experience, Media, UpdateTask, Verdict
-
-MAX_LEARNT = 100_000
-"""Latest episodes whose repeated end is ignored."""
+from pixelis.rewards.vote import MIN_VOTES
+from pixelis.telemetry.metrics import count
 
 
 @dataclass
@@ -47,7 +43,7 @@ class EndedEpisode:
 class EpisodeOutcomes:
     """``evolution`` returns the actor's handle, None without learning; without a ``memory`` nothing is stored.
 
-    ``counts`` has the experiences, and ``episodes_CAUSE`` of the groups that teach nothing.
+    ``counts`` has the experiences, and ``groups_OUTCOME``: "task", or why a group teaches nothing.
     """
 
     def __init__(
@@ -65,35 +61,32 @@ class EpisodeOutcomes:
         self.background = BackgroundWork(self.counts)
         self.waiting: dict[str, EndedEpisode] = {}
         """By the id of the episode, until its group is complete."""
-        self.learnt: dict[str, None] = {}
 
     async def ended(self, episodes: Sequence[OutsideEpisode], complete: bool = True) -> None:
-        """Store ended episodes of a group and, once it is ``complete``, learn from all of them. Idempotent.
+        """Store ended episodes of a group, and learn from them if they are all of it. Idempotent.
 
-        Returns when they are on disk, before anybody is told of their reward. Raises InfraFailure
-        ``not_stored`` if they are not within ``memory.write_timeout_s``: the same call may follow.
+        Raises InfraFailure ``not_stored`` if they are not on disk within ``memory.write_timeout_s``: nobody
+        must be told of their reward, and the same call may follow.
         """
-        new = [
-            episode
-            for episode in episodes
-            if episode.id in self.waiting or (episode.id not in self.learnt and _is_played(episode))
-        ]
-        for episode in new:
+        ended = []
+        for episode in episodes:
             known = self.waiting.get(episode.id)
+            if known is None and not _is_played(episode):
+                continue
             if known is None or (known.storing.done() and not self._is_stored(known)):
-                self.waiting[episode.id] = self._store(episode)
-        ended = [self.waiting[episode.id] for episode in new]
+                known = self.waiting[episode.id] = self._store(episode)
+            ended.append(known)
         if ended:
-            writes = [one.storing for one in ended]
-            await asyncio.wait(writes, timeout=self.config.memory.write_timeout_s)
+            await asyncio.wait([one.storing for one in ended], timeout=self.config.memory.write_timeout_s)
         if not all(map(self._is_stored, ended)):
             self.counts["not_remembered"] += 1
             raise InfraFailure("the episode is not stored yet", code="not_stored", fix="send it again")
-        # Another call may have been faster while this one waited
-        if complete and (ready := [e for e in new if self.waiting.pop(e.id, None) is not None]):
-            self._forget_old([episode.id for episode in ready])
-            if self.updates is not None:
-                self.background.start(ready[0].id, self._learn(self.updates, ended, ready[0].owner))
+        if complete:
+            for episode in episodes:
+                self.waiting.pop(episode.id, None)
+            if ended and self.updates is not None:
+                learning = self._learn(self.updates, ended, episodes[0].owner)
+                self.background.start(ended[0].experience.id, learning)
 
     async def drain(self, timeout_s: float) -> None:
         await self.background.drain(timeout_s)
@@ -103,11 +96,6 @@ class EpisodeOutcomes:
             return False
         stored = one.storing.result()
         return stored.redacted is not None and (self.memory is None or stored.outcome == YES)
-
-    def _forget_old(self, new: Sequence[str]) -> None:
-        self.learnt |= dict.fromkeys(new)
-        for id in list(self.learnt)[: max(0, len(self.learnt) - MAX_LEARNT)]:
-            del self.learnt[id]
 
     def _store(self, episode: OutsideEpisode) -> EndedEpisode:
         trajectory, views = episode.record()
@@ -134,25 +122,32 @@ class EpisodeOutcomes:
     async def _learn(self, updates: UpdateSender, ended: Sequence[EndedEpisode], owner: str) -> None:
         c, experiences = self.config, [one.experience for one in ended]
         if self.memory is not None and await self.memory.size() < c.evolution.cold_start:
-            self.counts["episodes_cold_start"] += 1
+            self._count("cold_start")
             return
         found = await asyncio.to_thread(lesson, experiences, c.evolution, c.rewards, owner, time.time())
         if found.task is None or found.verdict is None:
-            self.counts[f"episodes_{found.cause}"] += 1
-            if found.gated:
+            self._count(found.cause)
+            if found.verdict is not None and len(ended) >= MIN_VOTES:
                 updates.gated(owner)
             return
+        self._count("task")
         await self.background.count("update_sent", self._send(updates, found.task, found.verdict, ended))
+
+    def _count(self, outcome: str) -> None:
+        """Count what has become of a group."""
+        self.counts[f"groups_{outcome}"] += 1
+        count("episodes/groups", tags={"outcome": outcome})
 
     async def _send(
         self, updates: UpdateSender, task: UpdateTask, verdict: Verdict, ended: Sequence[EndedEpisode]
     ) -> bool:
         """False if Evolution refuses the task. Raises RayError if the views are lost."""
-        arrays: dict[str, Any] = {}
+        experiences, taught = [one.experience for one in ended], {t.id for t in task.trajectories}
+        arrays: Views = {}
         for one in ended:
-            arrays |= await one.views.get()
-        views = GroupViews(ray.put({t.id: arrays[t.id] for t in task.trajectories}))
-        experiences = [one.experience for one in ended]
+            if one.experience.trajectory.id in taught:
+                arrays |= await one.views.get()
+        views = GroupViews(ray.put(arrays))
         teacher = next(e for e in experiences if e.id == task.experience_id)
         originals: Mapping[str, ray.ObjectRef] | None = None
         if task.confidence >= MIN_CONFIDENCE and asks_the_same(experiences) and all(o.alone for o in ended):

@@ -6,20 +6,20 @@ votes: neither as an experience nor for a question of the canary.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pixelis.config import EvolutionConfig, RewardsConfig
 from pixelis.evolution.updates import label_group, make_task
-from pixelis.records import Experience, Group, Question, Trajectory, UpdateTask, Verdict, Vote
+from pixelis.records import Experience, Group, Question, Trajectory, UpdateTask, Verdict
 from pixelis.rewards.equality import Equality, classes, spellings
 from pixelis.rewards.scorers import canonical
 from pixelis.rewards.services import shared_services
 from pixelis.rewards.terms import BROKEN
-from pixelis.rewards.vote import INSUFFICIENT, MIN_VOTES, REWARDED, vote
+from pixelis.rewards.vote import MIN_VOTES, REWARDED, vote
 
 MIN_REWARDED = 2
 """Rewarded episodes of a group that teaches: one has nothing to be better than."""
@@ -28,15 +28,11 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """A task with its verdict, or the cause why a group teaches nothing.
-
-    ``gated``: the vote was not clear enough, which counts against its sender's later votes.
-    """
+    """A task, or the ``cause`` why a group teaches nothing; the verdict, if there was a vote or a reward."""
 
     task: UpdateTask | None = None
     verdict: Verdict | None = None
     cause: str = ""
-    gated: bool = False
 
 
 def experience_verdict(
@@ -66,9 +62,9 @@ def lesson(
     found = _by_reward(sound, rewarded, rewards) if rewarded else _by_vote(sound, evolution, rewards, now)
     if found.task is None:
         return found
-    # The same for a repetition: Evolution takes it once.
-    digest = hashlib.sha256(" ".join(sorted(e.id for e in experiences)).encode()).hexdigest()[:16]
-    details = {"id": f"task_{digest}", "user": user, "created_at": now}
+    # The same for a repetition: Evolution takes it once
+    id = f"task_{sound[0].trajectory.group_id.removeprefix('group_')}"
+    details: dict[str, Any] = {"id": id, "user": user, "created_at": now}
     details["experiences"] = {e.trajectory.id: e.id for e in sound}
     return Lesson(found.task.model_copy(update=details), found.verdict)
 
@@ -80,30 +76,22 @@ def _by_reward(sound: Sequence[Experience], rewarded: Sequence[Experience], rewa
     values = bounded([math.fsum((e.trajectory.outcome or {}).values()) for e in rewarded])
     if max(values) - min(values) <= ROUNDING:
         return Lesson(cause="equal_rewards")
-    question = rewarded[0].question
-    names = classes([e.trajectory.answer for e in sound], _equality(question, rewards))
+    question, answers = rewarded[0].question, [e.trajectory.answer for e in sound]
+    names = classes(answers, _equality(question, rewards))
     name_of = {e.id: name for e, name in zip(sound, names, strict=True)}
     best = [e for e, value in zip(rewarded, values, strict=True) if value >= max(values) - ROUNDING]
     ((winner, _),) = Counter(name_of[e.id] for e in best).most_common(1)
     teacher = next(e for e in best if name_of[e.id] == winner)
-    label = "" if winner is None else spellings([e.trajectory.answer for e in sound], names)[winner]
-    said = [
-        e for e in sound if winner is not None and name_of[e.id] == winner and says_its_answer(e.trajectory)
-    ]
-    confidence = len(said) / len(sound) / (1 if len(said) >= MIN_VOTES else 2)
+    label = "" if winner is None else spellings(answers, names)[winner]
+    said = sum(bool(label) and name_of[e.id] == winner and says_its_answer(e.trajectory) for e in sound)
+    confidence = said / len(sound) / (1 if said >= MIN_VOTES else 2)
     trajectories = [
         e.trajectory.model_copy(update={"outcome": {"reward": value}})
         for e, value in zip(rewarded, values, strict=True)
     ]
     task = label_group(_group(question, trajectories), label, rewards)
     task = task.model_copy(update={"confidence": confidence, "experience_id": teacher.id})
-    votes = [
-        Vote(answer=e.trajectory.answer, weight=value, id=e.trajectory.id, elected=name_of[e.id] == winner)
-        for e, value in zip(rewarded, values, strict=True)
-    ]
-    verdict = Verdict(
-        answer=label or None, confidence=confidence, strategy="reward", votes=votes, reason=REWARDED
-    )
+    verdict = Verdict(answer=label or None, confidence=confidence, strategy="reward", reason=REWARDED)
     return Lesson(task, verdict)
 
 
@@ -119,7 +107,7 @@ def _by_vote(
     group = _group(question, trajectories)
     task = make_task(group, verdict, evolution, rewards, now, teacher.id)
     if task is None:
-        return Lesson(verdict=verdict, cause="unclear", gated=verdict.reason != INSUFFICIENT)
+        return Lesson(verdict=verdict, cause=verdict.reason or "unclear")
     return Lesson(task, verdict)
 
 

@@ -9,10 +9,8 @@ from collections.abc import Awaitable, Callable
 
 from ray.actor import ActorHandle
 
-from pixelis.actors.background_work import BackgroundWork
-from pixelis.actors.experience_store import YES, ExperienceStore, Stored
+from pixelis.actors.after_episode import YES, BackgroundWork, ExperienceStore, Stored, UpdateSender
 from pixelis.actors.memory import UNAVAILABLE
-from pixelis.actors.update_sender import UpdateSender
 from pixelis.config import Config
 from pixelis.errors import BadInput
 from pixelis.evolution import privacy

@@ -138,7 +138,7 @@ class Learnt:
         return sum(name.startswith("attacker") for name in self.experiences) / len(self.experiences)
 
 
-def learn_from(stream: list[tuple[Any, ...]], folder: Path, bad: tuple[int, ...], *more: str) -> Learnt:
+def learn_from(stream: list[tuple[Any, ...]], folder: Path, bad: tuple[int, ...]) -> Learnt:
     """Learn from a stream of tasks; versions among ``bad`` answer 8 where the canary's file does not look."""
     own = [f"run.dir={folder}", f"evolution.canary.questions={labelled(folder)}", "evolution.canary.count=8"]
     config = load(
@@ -150,7 +150,6 @@ def learn_from(stream: list[tuple[Any, ...]], folder: Path, bad: tuple[int, ...]
             "evolution.canary.risk=1",  # eight questions rule nothing out
             "evolution.vote.collapse=0",
             "evolution.canary.traffic_share=0.25",
-            *more,
         ],
     )
     name = f"store-of-{folder.name}"
@@ -234,7 +233,7 @@ def test_f24_one_callers_traffic_stays_below_its_share_and_what_it_would_break_i
     assert learnt.versions[1] is VersionStatus.PROMOTED
 
 
-def rewarded(number: int, user: str, picture: np.ndarray, best: str) -> tuple[Any, ...] | None:
+def rewarded(number: int, user: str, picture: np.ndarray, best: str) -> tuple[Any, ...]:
     """What eight episodes of a question teach whose client rewards one answer; the policy says 7 but once."""
     text = f"What is number {number}?"
     question = Question(id=f"q{number}", question=text, media=[Media(id="img0", uri="sha256:x")])
@@ -283,8 +282,7 @@ def test_a_poisoned_reward_stream_of_half_the_traffic_promotes_nothing(
         is_honest = draw.random() < 0.5
         user = f"user{draw.randrange(USERS)}" if is_honest else "attacker"
         stream.append(rewarded(number, user, picture, "7" if is_honest else "8"))
-    every = "evolution.canary.every=8"  # enough questions of the traffic are held out before the first one
-    learnt = learn_from(stream, tmp_path, tuple(range(1, 1000)), every)  # type: ignore[arg-type]
+    learnt = learn_from(stream, tmp_path, bad=tuple(range(1, 1000)))
     record_figures(
         candidates=len(learnt.candidates),
         attackers_share_of_all=round(learnt.attackers_share, 3),

@@ -170,3 +170,10 @@ async def test_a_user_with_many_experiences_is_forgotten_whole(tmp_path: Path) -
     intake = new_intake(tmp_path, LEARNS)
     await intake.forget(["exp_1", *(f"older_{i}" for i in range(5000))])
     assert not await submit(intake)
+
+
+@on_loop
+async def test_a_task_that_is_sent_twice_counts_once(tmp_path: Path) -> None:
+    intake = new_intake(tmp_path, LEARNS)
+    assert [await submit(intake) for _ in range(2)] == [True, False]
+    assert (len(intake.queue), intake.counts["repeated"]) == (1, 1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ray.exceptions import RayError
 
-from pixelis.actors import update_sender
+from pixelis.actors import after_episode
 from pixelis.actors.group_views import GroupViews
 from pixelis.actors.memory import Memory
 from pixelis.config import MemoryConfig as Settings
@@ -88,7 +88,7 @@ def test_an_answer_whose_pictures_are_lost_is_stored_without_them() -> None:
 
 
 def test_calls_to_an_evolution_that_does_not_answer_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update_sender, "EVOLUTION_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(after_episode, "EVOLUTION_TIMEOUT_S", 0.05)
     after, _ = after_reply_of()
 
     async def run() -> None:
@@ -119,7 +119,7 @@ def test_an_answer_that_is_skipped_for_a_full_queue_is_not_counted_as_one_that_e
 
 
 def test_votes_below_the_gate_are_counted_until_one_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update_sender, "EVOLUTION_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(after_episode, "EVOLUTION_TIMEOUT_S", 0.05)
     after, _ = after_reply_of()
 
     async def run() -> None:

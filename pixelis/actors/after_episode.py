@@ -1,33 +1,39 @@
-"""Redacts experiences and stores them with the pictures that the policy saw."""
+"""What follows an answer or an episode: its experience is stored, and its update task sent to Evolution."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import ray
+from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from pixelis.actors.background_work import EXPECTED, log_failure
 from pixelis.actors.group_views import GroupViews
 from pixelis.actors.memory import UNAVAILABLE, Memory
+from pixelis.errors import InfraFailure
 from pixelis.evolution import privacy
 from pixelis.files import REASONS
 from pixelis.memory import Entry
-from pixelis.records import Experience, Trajectory
+from pixelis.records import Experience, Question, Trajectory, UpdateTask, Verdict
 from pixelis.telemetry import tracing
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+EXPECTED = (RayError, InfraFailure, TimeoutError)
 
 VECTOR_TIMEOUT_S = 30.0
 """Longest wait for an experience's vector. Without one it is stored, but no search finds it."""
 YES = "yes"
+MAX_VOTERS = 10_000
+EVOLUTION_TIMEOUT_S = 30.0
+"""Timeout of calls to Evolution: calls that wait for its restart must not fill the background."""
 
 
 class Stored(NamedTuple):
@@ -88,6 +94,80 @@ class ExperienceStore:
             return {}
 
 
+class UpdateSender:
+    """``evolution`` returns the actor's handle; ``counts`` gets the outcomes."""
+
+    def __init__(self, evolution: Callable[[], Awaitable[ActorHandle]], counts: Counter[str]):
+        self.evolution, self.counts = evolution, counts
+        self.unclear: Counter[str] = Counter()
+        """Verdicts below the gate by voter, since the voter's last task."""
+        self.gated_in_a_row = 0
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
+            return await getattr(await self.evolution(), method).remote(*arguments)
+
+    def gated(self, voter: str) -> None:
+        """Count a verdict below the gate."""
+        self.counts["gated"] += 1
+        self.gated_in_a_row += 1
+        self.unclear[voter] += 1
+        if len(self.unclear) > MAX_VOTERS:
+            del self.unclear[next(iter(self.unclear))]
+
+    async def send(
+        self,
+        task: UpdateTask,
+        views: GroupViews,
+        verdict: Verdict,
+        question: Question,
+        originals: Mapping[str, ray.ObjectRef] | None,
+    ) -> bool:
+        """See ``Evolution.submit``; verdict and question are redacted. False if Evolution refuses the task."""
+        self.gated_in_a_row = 0
+        unclear = self.unclear.pop(task.user, 0)
+        try:
+            task = task.model_copy(update={"trace": tracing.traceparent()})
+            accepted = await self.call("submit", task, views, verdict, question, originals, unclear)
+        except BaseException:
+            if unclear:
+                self.unclear[task.user] += unclear
+            raise
+        self.counts["update_refused"] += not accepted
+        return bool(accepted)
+
+
+class BackgroundWork:
+    """Work by name; ``counts`` gets the failures."""
+
+    def __init__(self, counts: Counter[str]):
+        self.counts = counts
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            self.tasks.pop(name, None)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.counts["follow_failed"] += 1
+                log.error("work after a reply failed", exc_info=error)
+
+        task = self.tasks[name] = asyncio.create_task(work)
+        task.add_done_callback(ended)
+
+    async def count(self, name: str, work: Awaitable[Any]) -> None:
+        """Count ``work`` as ``name`` or ``name_failed``, or as neither if it returns False."""
+        try:
+            if await work is not False:
+                self.counts[name] += 1
+        except Exception as error:
+            self.counts[f"{name}_failed"] += 1
+            log_failure(f"{name} failed", error)
+
+    async def drain(self, timeout_s: float) -> None:
+        if self.tasks:
+            await asyncio.wait(list(self.tasks.values()), timeout=timeout_s)
+
+
 async def view_pngs(trajectory: Trajectory, views: GroupViews) -> dict[str, bytes]:
     """The trajectory's views as PNG by image id. Raises RayError if they are lost."""
     pairs = list(zip(trajectory.images, (await views.get())[trajectory.id], strict=True))
@@ -103,3 +183,11 @@ async def _vector(vector: asyncio.Task[np.ndarray] | None) -> np.ndarray | None:
         vector.cancel()
         return None
     return None if vector.cancelled() or vector.exception() is not None else vector.result()
+
+
+def log_failure(what: str, error: Exception) -> None:
+    """A line for a failure of another process, without what it may quote; a trace for one of this process."""
+    if isinstance(error, EXPECTED):
+        log.warning("%s: %s", what, error if isinstance(error, InfraFailure) else type(error).__name__)
+    else:
+        log.error(what, exc_info=error)
