@@ -46,12 +46,13 @@ define install
 	: "An attempt without the package python3-venv leaves a Python without pip, which a second one completes."; \
 	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV); \
 	date +%s > $(VENV)/install-started; \
+	: "Python compiles the files that are imported; compiling all of them would take a minute."; \
 	echo "[2/3] installing torch (the largest part)"; \
-	$(PY) -m pip install -qq --disable-pip-version-check -c $(1) torch setuptools wheel; \
+	$(PY) -m pip install -qq --no-compile --disable-pip-version-check -c $(1) torch setuptools wheel; \
 	echo "[3/3] installing Pixelis and its dependencies (1-4 minutes)"; \
-	$(PY) -m pip install -qq --disable-pip-version-check -c $(1) --no-build-isolation -e '.[$(2),nano,dev,docs]'; \
+	$(PY) -m pip install -qq --no-compile --disable-pip-version-check -c $(1) --no-build-isolation -e '.[$(2),nano,dev,docs]'; \
 	: "rapidocr wants opencv's plain build, which shares a folder with the contrib build that has the tracker: the latter goes last."; \
-	$(PY) -m pip install -qq --disable-pip-version-check -c $(1) --force-reinstall --no-deps opencv-contrib-python-headless; \
+	$(PY) -m pip install -qq --no-compile --disable-pip-version-check -c $(1) --force-reinstall --no-deps opencv-contrib-python-headless; \
 	echo $$(( $$(date +%s) - $$(cat $(VENV)/install-started) )) > $(VENV)/install-seconds
 endef
 
@@ -59,13 +60,13 @@ quickstart: install  ## train, evaluate and serve the embedded model (about ten 
 	@$(VENV)/bin/pixelis quickstart
 
 test: install  ## every check, and all tests but the long ones; the output of each lane is in runs/tests
-	@$(PY) tests/lanes.py install-vllm test-serve lint docs test-unit test-ray test-chaos test-quickstart test-vllm test-benchmarks
+	@$(PY) tests/lanes.py install-vllm test-serve test-ray test-chaos test-vllm test-quickstart test-benchmarks --beside lint docs test-unit
 
 test-fast: install lint  ## what to run on every change: lint and the quick tests
 	@$(PY) -m pytest -n 2 --dist loadfile -m "not slow" tests/unit tests/properties
 
 test-long: install  ## the long tests, which `make test` leaves out: more faults, worlds, benchmarks and models
-	@SELECTED=long $(PY) tests/lanes.py install-vllm test-serve test-unit test-chaos test-ray test-vllm test-benchmarks
+	@SELECTED=long $(PY) tests/lanes.py install-vllm test-serve test-chaos test-ray test-vllm test-benchmarks --beside test-unit
 
 test-chaos: install
 	@$(PY) -m pytest -m "$(SELECTED)" tests/chaos
@@ -96,7 +97,7 @@ $(VLLM)/installed: $(VENV)/installed tests/engines/requirements.txt
 	@echo "installing the CPU build of vLLM for its tests"
 	@test -x $(VLLM)/bin/python || $(PY) -m venv --without-pip $(VLLM)
 	@$(VLLM)/bin/python -c 'import sys, sysconfig; open(sysconfig.get_path("purelib") + "/base.pth", "w").write(f"import site; site.addsitedir({sys.argv[1]!r})\n")' "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
-	@$(PY) -m pip --python $(VLLM)/bin/python install -qq --disable-pip-version-check --no-deps -r tests/engines/requirements.txt
+	@$(PY) -m pip --python $(VLLM)/bin/python install -qq --no-compile --disable-pip-version-check --no-deps -r tests/engines/requirements.txt
 	@touch $@
 
 lint: install  ## ruff's checks and format, mypy and the dependency rules

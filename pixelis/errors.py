@@ -118,9 +118,9 @@ class DataFailure(PixelisError):
 class OperationError(DataFailure):
     """A pixel operation refused its arguments or failed; the model reads ``code`` and the message.
 
-    Codes: bad_json, unknown_op, bad_arguments, bad_target, bad_box, bad_point, unknown_object, not_a_video,
-    not_a_picture, nothing_found, out_of_range, too_small, limit, timeout, out_of_memory, crashed, and the
-    ``image_*`` and ``video_*`` codes of media that cannot be decoded.
+    Codes: bad_json, unknown_op, bad_arguments, bad_target, bad_box, bad_point, unknown_object,
+    not_a_video, not_a_picture, nothing_found, out_of_range, too_small, limit, tool_error, timeout,
+    out_of_memory, crashed, and the ``image_*`` and ``video_*`` codes of media that cannot be decoded.
     """
 
     code = "operation_error"

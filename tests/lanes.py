@@ -1,15 +1,17 @@
 """Run test targets of the Makefile, two at a time, and report which ones failed and why.
 
-    python tests/lanes.py install-vllm test-serve test-unit test-vllm
+    python tests/lanes.py install-vllm test-serve test-vllm --beside lint test-unit
 
-The first target, which waits much, has priority. ``install-NAME``, which mostly waits for network and
-disk, runs beside the lanes, and ``test-NAME`` begins when it has ended. A few failed tests are run once more,
-alone: two real clusters on two processors are slower than any limit allows for. The complete output of each
-target is in runs/tests/TARGET.log.
+The first target, which answers clients in time, has priority. Tests on real clusters wait more than they
+compute: the targets after ``--beside``, which only compute, run one after another in the processors' idle
+time. ``install-NAME``, which mostly waits for network and disk, runs beside both, and ``test-NAME`` begins when
+it has ended. A few failed tests are run once more, alone: two real clusters on two processors are slower than
+any limit allows for. The complete output of each target is in runs/tests/TARGET.log.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -21,9 +23,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 LANES = 2
-"""With three, two processors answer so late that tests of timeouts and kills under load fail."""
-NICENESS = 10
+"""With three clusters, two processors answer so late that tests of timeouts and kills under load fail."""
+NICENESS = 5
 """Of the targets without priority."""
+IDLE = 15
+"""Niceness of the targets that run in idle time."""
 REPEATED = 3
 """More failed tests than these, of all targets together, are not the machine's fault."""
 INSTALL = "install-"
@@ -72,7 +76,8 @@ def run(target: str, niceness: int, again: bool = False) -> Run:
     started = time.monotonic()
     command = ["nice", "-n", str(niceness), "make", "--no-print-directory", target]
     options = f"-o cache_dir=.pytest_cache/{target}" + " --last-failed --lfnf=none" * again
-    env = {**os.environ, "PYTEST_ADDOPTS": options}
+    # Ray's workers would otherwise add 15 to it, and be no more urgent than what runs in idle time.
+    env = {**os.environ, "PYTEST_ADDOPTS": options, "RAY_worker_niceness": "0"}
     process = subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
@@ -90,13 +95,13 @@ def run(target: str, niceness: int, again: bool = False) -> Run:
     return result
 
 
-def main(targets: list[str]) -> int:
+def main(targets: list[str], beside: list[str]) -> int:
     """Run all targets; returns the exit code."""
     LOGS.mkdir(parents=True, exist_ok=True)
     tests = [target for target in targets if not target.startswith(INSTALL)]
-    with ThreadPoolExecutor(LANES) as pool, ThreadPoolExecutor() as beside:
+    with ThreadPoolExecutor(LANES) as pool, ThreadPoolExecutor(1) as idle, ThreadPoolExecutor() as network:
         installations = [target for target in targets if target.startswith(INSTALL)]
-        installed = {target: beside.submit(run, target, NICENESS) for target in installations}
+        installed = {target: network.submit(run, target, NICENESS) for target in installations}
 
         def run_when_installed(target: str, niceness: int) -> Run:
             installation = installed.get(INSTALL + target.removeprefix("test-"))
@@ -104,7 +109,9 @@ def main(targets: list[str]) -> int:
                 return replace(result, target=target)
             return run(target, niceness)
 
+        in_idle_time = idle.map(run, beside, [IDLE] * len(beside))
         results = list(pool.map(run_when_installed, tests, [0] + [NICENESS] * (len(tests) - 1)))
+        results += in_idle_time
     failed = [result for result in results if result.failed]
     unsteady = dict[str, list[str]]()
     few = sum(len(result.failures) for result in failed) <= REPEATED
@@ -134,4 +141,8 @@ def main(targets: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("targets", nargs="+")
+    parser.add_argument("--beside", nargs="+", default=[])
+    arguments = parser.parse_args()
+    sys.exit(main(arguments.targets, arguments.beside))

@@ -27,7 +27,7 @@ from pixelis.actors.episode_routes import EpisodeHost, Piece, episode_router
 from pixelis.actors.episodes import Episodes, OutsideEpisode
 from pixelis.actors.generator_member import root_cause
 from pixelis.actors.generator_router import GeneratorRouter, Reservation
-from pixelis.actors.report import merge_views
+from pixelis.actors.group_views import GroupViews
 from pixelis.actors.rollout_messages import RolloutRequest, RolloutResult
 from pixelis.config import Config
 from pixelis.errors import BadInput, DataFailure, InfraFailure, PixelisError
@@ -62,7 +62,7 @@ class AgentRollouts:
     def __init__(self, config: Config, router: GeneratorRouter):
         self.config, self.timeout_s = config, config.rft.agent_timeout_s
         self.episodes = Episodes(config, router)
-        self.offers: asyncio.Queue[OutsideEpisode] = asyncio.Queue()
+        self.offers: asyncio.Queue[tuple[OutsideEpisode, AgentQuestion]] = asyncio.Queue()
         self.log = EventLog(config.run.dir)
         self.key, self.url = secrets.token_urlsafe(24), ""
         self.starting = asyncio.Lock()
@@ -76,7 +76,10 @@ class AgentRollouts:
         Raises BadInput for a question that cannot be shown to an agent.
         """
         await self._start()
-        played = await asyncio.gather(*(self._episode(request, i, reserved) for i in range(request.samples)))
+        shown = await asyncio.to_thread(AgentQuestion.of, request.question, self.config.toolbox)
+        played = await asyncio.gather(
+            *(self._episode(request, i, reserved, shown) for i in range(request.samples))
+        )
         records = [episode.record() for episode in played]
         trajectories = [trajectory for trajectory, _ in records]
         group = Group(
@@ -87,11 +90,21 @@ class AgentRollouts:
         )
         for episode in played:
             self.episodes.close(episode)
-        return RolloutResult(group, merge_views([views for _, views in records if views is not None]))
+        try:
+            shown_views = [await views.get() for _, views in records if views is not None]
+        except RayError:
+            raise InfraFailure("the pictures of a group are lost", code="episode_lost") from None
+        merged = {id: pictures for views in shown_views for id, pictures in views.items()}
+        return RolloutResult(group, GroupViews(ray.put(merged)))
 
     async def _episode(
-        self, request: RolloutRequest, sample: int, reserved: Reservation | None
+        self,
+        request: RolloutRequest,
+        sample: int,
+        reserved: Reservation | None,
+        shown: AgentQuestion,
     ) -> OutsideEpisode:
+        own = {shown.pictures[media.id]: media for media in request.question.media}
         for attempt in range(ATTEMPTS):
             episode = self.episodes.open(
                 request.question,
@@ -100,9 +113,10 @@ class AgentRollouts:
                 self.timeout_s,
                 sample=sample,
                 reservation=reserved,
+                own=own,
             )
             try:
-                await self._play(episode)
+                await self._play(episode, shown)
             except RayActorError:
                 episode.fail("agent_died")
             except TimeoutError:
@@ -115,10 +129,10 @@ class AgentRollouts:
             self.episodes.close(episode)
         return episode
 
-    async def _play(self, episode: OutsideEpisode) -> None:
+    async def _play(self, episode: OutsideEpisode, shown: AgentQuestion) -> None:
         """Return when the episode has ended. Raises RayActorError if the process of the agent dies."""
         if not self.runners:
-            await self.offers.put(episode)
+            await self.offers.put((episode, shown))
             async with asyncio.timeout(self.timeout_s):
                 await episode.ended.wait()
             return
@@ -126,7 +140,7 @@ class AgentRollouts:
         url = f"{self.url}/v1/episodes/{episode.id}/v1"
         try:
             async with asyncio.timeout(self.timeout_s + GRACE_S):
-                outcome = await runner.play.remote(episode.question, url, self.key, self.timeout_s)
+                outcome = await runner.play.remote(shown, url, self.key, self.timeout_s)
             episode.end(as_terms(outcome))
         except RayTaskError as error:
             if isinstance(cause := root_cause(error), BadInput | DataFailure | TimeoutError):
@@ -166,7 +180,7 @@ class AgentRollouts:
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             options: dict[str, Any] = {} if everywhere else {"scheduling_strategy": here}
             self.runners = [
-                AgentRunner.options(num_cpus=0, **options).remote(reference, self.config.toolbox)  # type: ignore[attr-defined]
+                AgentRunner.options(num_cpus=0, **options).remote(reference)  # type: ignore[attr-defined]
                 for _ in range(self.config.rft.agent_workers)
             ]
 
@@ -198,12 +212,11 @@ class RunHost(EpisodeHost):
     async def next(self, wait_s: float) -> NextEpisodeReply | None:
         try:
             async with asyncio.timeout(wait_s):
-                while (episode := await self.rollouts.offers.get()).ended.is_set():
-                    pass  # it has expired
+                episode, question = await self.rollouts.offers.get()
+                while episode.ended.is_set():  # it has expired
+                    episode, question = await self.rollouts.offers.get()
         except TimeoutError:
             return None
-        settings = self.rollouts.config.toolbox
-        question = await asyncio.to_thread(AgentQuestion.of, episode.question, settings)
         shown = self.episodes.shown(episode).model_dump(include=set(EpisodeStatus.model_fields))
         pictures = list(question.pictures.values())
         return NextEpisodeReply(

@@ -6,8 +6,6 @@ import asyncio
 import base64
 import inspect
 import io
-import threading
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,15 +18,12 @@ from PIL import Image
 from pixelis.config import ToolboxConfig
 from pixelis.config.references import load_reference
 from pixelis.datasets.media import open_media
-from pixelis.dialogue.chat import png_url
 from pixelis.errors import BadConfig, BadInput
+from pixelis.operations.image import png_url
 from pixelis.records import Media, Question
 
 CONCURRENT_EPISODES = 256
 """Episodes of one process: an agent waits for the policy most of the time."""
-
-SHOWN = 64
-"""Questions whose pictures are kept encoded."""
 
 Outcome = float | Mapping[str, float] | None
 """A reward, reward terms by name, or None: the run's own rewards, or the vote, decide."""
@@ -69,7 +64,7 @@ def _picture_url(media: Media, settings: ToolboxConfig) -> str:
     pixels = open_media(media, settings)
     if not isinstance(pixels, np.ndarray):
         raise BadInput(f"{media.id} is a clip, which an outside agent cannot get", code="agent_clip")
-    return png_url(pixels)
+    return png_url(pixels, compress_level=1)
 
 
 Agent = Callable[[AgentQuestion, openai.AsyncOpenAI], Awaitable[Outcome]]
@@ -89,25 +84,13 @@ def load_agent(reference: str) -> Agent:
 class AgentRunner:
     """Runs episodes of an agent's function. What the function raises is raised to the caller."""
 
-    def __init__(self, reference: str, settings: ToolboxConfig):
-        self.agent, self.settings = load_agent(reference), settings
+    def __init__(self, reference: str):
+        self.agent = load_agent(reference)
         self.client: openai.AsyncOpenAI | None = None
-        self.shown: OrderedDict[str, AgentQuestion] = OrderedDict()
-        self.lock = threading.Lock()
 
-    async def play(self, question: Question, base_url: str, key: str, timeout_s: float) -> Outcome:
+    async def play(self, question: AgentQuestion, base_url: str, key: str, timeout_s: float) -> Outcome:
         """The outcome of an episode at ``base_url``. Raises TimeoutError."""
         if self.client is None:  # one for all episodes: its connections are slow to set up
             self.client = openai.AsyncOpenAI(api_key=key, base_url=base_url)
-        seen = await asyncio.to_thread(self._show, question)
         async with asyncio.timeout(timeout_s):
-            return await self.agent(seen, self.client.with_options(base_url=base_url, timeout=timeout_s))
-
-    def _show(self, question: Question) -> AgentQuestion:
-        """What the agent sees; the episodes of a group share it."""
-        with self.lock:
-            if (known := self.shown.get(question.id)) is None:
-                known = self.shown[question.id] = AgentQuestion.of(question, self.settings)
-                if len(self.shown) > SHOWN:
-                    self.shown.popitem(last=False)
-            return known
+            return await self.agent(question, self.client.with_options(base_url=base_url, timeout=timeout_s))

@@ -75,7 +75,8 @@ class OutsideEpisode:
     """An episode of an outside agent, open until a reward, a failure or its expiry ends it.
 
     ``sample``: its number in its group. ``owner``: the space of the key that opened it. ``cause``: of a
-    failure. ``outcome``: reward terms; None without a reward.
+    failure. ``outcome``: reward terms; None without a reward. ``own``: the question's media by the data URLs that
+    its agent was given; a picture that comes back unchanged costs no more than in our own loop.
     """
 
     id: str
@@ -87,6 +88,7 @@ class OutsideEpisode:
     reservation: Reservation | None = None
     owner: str = ""
     expired: bool = False
+    own: Mapping[str, Media] = field(default_factory=dict)
     branches: Branches = field(default_factory=Branches)
     lines: dict[str, Line] = field(default_factory=dict)
     last: str = "main"
@@ -177,7 +179,7 @@ class Episodes:
         """Forget an ended episode, but how it ended, for its agent may ask again."""
         if self.by_id.pop(episode.id, None) is not None:
             episode.lines.clear()
-            episode.branches = Branches()
+            episode.own, episode.branches = {}, Branches()  # they hold pictures
             self.ended[episode.id] = episode
             if len(self.ended) > MAX_OPEN:
                 del self.ended[next(iter(self.ended))]
@@ -288,7 +290,7 @@ class Episodes:
                 "question": "\n".join(m.text for m in opening if m.text),
                 "system": "\n\n".join(m.text for m in messages[:first] if m.role == "system"),
                 "history": [],
-                "media": [as_media(url, number) for number, url in enumerate(media)],
+                "media": [as_media(url, number, episode.own) for number, url in enumerate(media)],
                 "meta": {},
             }
         )
@@ -306,7 +308,7 @@ class Episodes:
         stream: bool,
     ) -> AsyncGenerator[TextUpdate | TurnUpdate | Completion, None]:
         before, views = line.trajectory, line.views
-        said, media = client_turns(new, line.media)
+        said, media = client_turns(new, line.media, episode.own)
         so_far = EpisodeSoFar(before, said, views.added if views is not None else None, line.added_id)
         functions = {function.name for function in tools.offered}
         request = RolloutRequest(
@@ -342,7 +344,10 @@ class Episodes:
                 if trial is trials[-1]:
                     raise
         _require_open(episode)
-        line.trajectory, line.views, line.added_id = trajectory, result[0].views, trajectory.id
+        if trajectory.policy_turns > before.policy_turns:
+            line.trajectory, line.views, line.added_id = trajectory, result[0].views, trajectory.id
+        else:  # a limit left the policy no turn
+            line.trajectory = before.model_copy(update={"stop_reason": trajectory.stop_reason})
         line.media, line.completion, episode.last = media, completion, name
         episode.branches.reply(name, completion.message)
         line.turns[len(episode.branches.branches[name].messages)] = trajectory.policy_turns
@@ -367,7 +372,9 @@ def _read(
     return Completion.of(trajectory, len(before.turns), functions, branch), trajectory
 
 
-def client_turns(messages: Sequence[Message], media: int) -> tuple[list[ClientTurn], int]:
+def client_turns(
+    messages: Sequence[Message], media: int, known: Mapping[str, Media]
+) -> tuple[list[ClientTurn], int]:
     """What a client says after a policy turn, or the prompt, and the number of all media then.
 
     An assistant message among them was not sampled: it begins the next turn.
@@ -376,7 +383,7 @@ def client_turns(messages: Sequence[Message], media: int) -> tuple[list[ClientTu
 
     def content(message: Message) -> ClientContent:
         nonlocal media
-        shown = [as_media(url, media + place) for place, url in enumerate(message.media)]
+        shown = [as_media(url, media + place, known) for place, url in enumerate(message.media)]
         media += len(shown)
         return ClientContent(message.text, shown)
 
@@ -386,19 +393,22 @@ def client_turns(messages: Sequence[Message], media: int) -> tuple[list[ClientTu
             turns.append(ClientTurn(reply=message.text, calls=calls))
             fresh = False
             continue
-        if fresh or turns[-1].message is not None:
+        if fresh:
             turns.append(ClientTurn())
             fresh = False
-        said = turns[-1]
+        said, own = turns[-1], content(message)
         if message.role == "tool":
-            turns[-1] = replace(said, results=[*said.results, content(message)])
-        else:
-            turns[-1] = replace(said, message=content(message))
+            turns[-1] = replace(said, results=[*said.results, own])
+            continue
+        if said.message is not None:  # messages in a row are one
+            text = "\n".join(filter(None, (said.message.text, own.text)))
+            own = ClientContent(text, [*said.message.media, *own.media])
+        turns[-1] = replace(said, message=own)
     return turns, media
 
 
-def as_media(url: str, number: int) -> Media:
+def as_media(url: str, number: int, own: Mapping[str, Media]) -> Media:
     """A picture or clip of a conversation, whose ids count them all: img0, vid1, img2."""
     is_clip = url.startswith("data:video/")
     id, kind = (f"vid{number}", "video") if is_clip else (f"img{number}", "image")
-    return Media(id=id, uri=url, kind=kind)
+    return own[url].model_copy(update={"id": id}) if url in own else Media(id=id, uri=url, kind=kind)

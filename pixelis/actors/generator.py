@@ -61,7 +61,7 @@ class Generator:
 
         self.engine = start_engine(config, resolve(config.policy.model), config.run.seed + index)
         operations = select(config.toolbox.operations)
-        environments = select_environments(config.toolbox.environments)
+        environments = select_environments(config.toolbox)
         self.renderer = Renderer(
             self.engine.tokenizer, self.engine.spec, config.dialogue, operations, environments
         )

@@ -74,11 +74,9 @@ class Toolbox:
     def __init__(self, config: Config, multiple: int, kind: str):
         use_reserved_gpus()
         self.config, self.multiple, self.kind = config, multiple, kind
-        d = config.dialogue
-        self.crop = PixelBudget(d.crop.min_pixels, d.crop.max_pixels)
-        self.frame = PixelBudget(d.frame.min_pixels, d.frame.max_pixels)
+        self.crop = PixelBudget.of(config.dialogue.crop)
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
-        self.environments = select_environments(config.toolbox.environments)
+        self.environments = select_environments(config.toolbox)
         self.episodes = dict[str, Environment]()
         for operation in self.operations.values():
             operation.ready(config.toolbox)
@@ -138,22 +136,15 @@ class Toolbox:
         return results, is_large and not self.episodes
 
     def release(self, episode: str) -> None:
-        self.episodes.pop(episode, None)
+        if (environment := self.episodes.pop(episode, None)) is not None:
+            environment.close()
 
     def _execute(self, call: Call, pictures: Pictures) -> tuple[Outcome, int]:
         if call.episode is not None:
             return self._execute_in_environment(call, pictures)
         start, name = time.perf_counter(), call.action.op[:30]
-        scene = Scene(
-            media=pictures,
-            images=call.images,
-            objects=call.objects,
-            budget=self.crop,
-            frame_budget=self.frame,
-            multiple=self.multiple,
-            kind=self.kind,
-            settings=self.config.toolbox,
-        )
+        world = pictures, call.images, call.objects
+        scene = Scene.of(self.config.dialogue, self.config.toolbox, self.multiple, self.kind, *world)
         try:
             observation, views = execute(call.action, scene, self.operations)
             if (size := _size(observation, views)) > RESULT_BYTES:

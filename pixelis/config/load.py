@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -36,9 +38,14 @@ class Layer(NamedTuple):
     values: dict[str, Any]
 
 
-def load(path: str | Path | None = None, overrides: list[str] | None = None) -> Config:
+Source = str | Path | Config | None
+"""A YAML file, the name of a recipe, or a complete configuration."""
+
+
+def load(path: Source = None, overrides: Sequence[str] | Mapping[str, Any] | None = None) -> Config:
     """Read a YAML file with its ``extends`` chain and apply ``a.b=value`` overrides; null restores a default.
 
+    A mapping of overrides has dotted keys (``{"a.b": value}``) or sections (``{"a": {"b": value}}``).
     A named algorithm or preset replaces settings of the files below; keys beside its name refine it. Raises
     BadConfig with the key's path for unknown keys, wrong types and contradictions; MissingFile.
     """
@@ -46,10 +53,14 @@ def load(path: str | Path | None = None, overrides: list[str] | None = None) -> 
 
 
 def load_with_origins(
-    path: str | Path | None = None, overrides: list[str] | None = None
+    path: Source = None, overrides: Sequence[str] | Mapping[str, Any] | None = None
 ) -> tuple[Config, dict[str, str]]:
     """As ``load``, with the origin of each key that is set: a file, a named setting or the command line."""
-    layers = _layers(find(path), seen=()) if path else []
+    if isinstance(path, Config):
+        layers = [Layer("Config", path.model_dump(mode="json"))]
+    else:
+        layers = _layers(find(path), seen=()) if path else []
+    overrides = list(_words(overrides)) if isinstance(overrides, Mapping) else overrides
     values: dict[str, Any] = {}
     for layer in layers:
         values = merge(_replaced(values, layer.values), layer.values)
@@ -82,6 +93,17 @@ def load_with_origins(
         if any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for key in keys):
             origins[path] = "command line"
     return config, origins
+
+
+def _words(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Values as overrides on the command line: texts as they are, others in JSON, which is YAML."""
+    for name, value in overrides.items():
+        kind = annotation_of(Config, f"{prefix}{name}")
+        if isinstance(value, Mapping) and isinstance(kind, type) and issubclass(kind, Section):
+            yield from _words(value, f"{prefix}{name}.")
+        else:
+            text = str(value) if isinstance(value, str | Path) else json.dumps(value, default=str)
+            yield f"{prefix}{name}={text}"
 
 
 def find(path: str | Path) -> Path:

@@ -16,7 +16,8 @@ class ToolboxConfig(Section):
     """pixel operations that the policy may call; your own as `package.module:Class`"""
     environments: list[str] = Field([])
     """environments that a question may name (`environment`, `env_name` of a DeepEyes row), as
-    `package.module:Class` or `path.py:Class`; their episodes live in the toolbox and share its memory_bytes
+    `package.module:Class`, `path.py:Class`, `mcp:COMMAND`, `mcp+https://...`, `gym:ID` or `openenv+https://...`
+    (docs/operations.md); their episodes live in the toolbox and share its memory_bytes
     """
     workers: PositiveInt = 1
     """toolbox actors per generator"""

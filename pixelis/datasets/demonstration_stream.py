@@ -48,7 +48,7 @@ def demonstrations(
         return
     budget = BadRowBudget(source, data.max_bad_rows, on_bad_row)
     operations = {operation.name: operation for operation in offered(config)}
-    environments = select_environments(config.toolbox.environments)
+    environments = select_environments(config.toolbox)
     usable = 0
     for row in read_rows(source, Demonstration):
         bad = row if isinstance(row, BadRow) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class Player:
         self.config, tokenizer = config, load_tokenizer(model_folder)
         self.spec = load_spec(model_folder, tokenizer, config.policy.family)
         self.crop = PixelBudget.of(config.dialogue.crop)
-        environments = select_environments(config.toolbox.environments)
+        environments = select_environments(config.toolbox)
         self.renderer = Renderer(
             tokenizer, self.spec, config.dialogue, select(config.toolbox.operations), environments
         )
@@ -65,13 +65,31 @@ class Player:
             if isinstance(question, Demonstration):
                 self._play(question)
             else:
-                self._check_length(self._begin(question)[0])
+                trajectory, _, environment, _ = self._begin(question)
+                if environment is not None:
+                    environment.close()
+                self._check_length(trajectory)
         except (DataFailure, BadInput) as error:
             return BadRow.of_error(question, source, error)
         return None
 
     def _play(self, question: Demonstration) -> tuple[Trajectory, list[np.ndarray]]:
         trajectory, views, environment, media = self._begin(question)
+        with nullcontext() if environment is None else closing(environment):
+            self._play_turns(question, trajectory, views, environment, media)
+        if trajectory.answer is None and not _has_ended(trajectory):
+            raise DataFailure("its environment does not end: end with an answer", code="no_answer")
+        self._check_length(trajectory)
+        return trajectory, views
+
+    def _play_turns(
+        self,
+        question: Demonstration,
+        trajectory: Trajectory,
+        views: list[np.ndarray],
+        environment: Environment | None,
+        media: dict[str, np.ndarray | Clip],
+    ) -> None:
         offered = self.renderer.offered(question)
         default = "" if environment is not None else default_target(media)
         for number, step in enumerate(question.turns):
@@ -98,10 +116,6 @@ class Player:
                 trajectory.turns.append(self.renderer.observation(observation, shown, place, len(results)))
                 trajectory.images += observation.images
                 views += new_views
-        if trajectory.answer is None and not _has_ended(trajectory):
-            raise DataFailure("its environment does not end: end with an answer", code="no_answer")
-        self._check_length(trajectory)
-        return trajectory, views
 
     def _check_length(self, trajectory: Trajectory) -> None:
         if (length := len(trajectory.token_ids())) > (limit := self.config.dialogue.max_context):

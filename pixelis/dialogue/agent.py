@@ -173,7 +173,7 @@ async def run_episode(
         conversation = _TokenConversation(session, renderer, tools is not None, limits, sampling, on_text)
         conversation.resume(question, episode)
         stop = await _begin(conversation, question, episode, tools) if not trajectory.turns else None
-        stop = stop or await _hear(conversation, question, episode, tools, limits, said, on_turn)
+        stop = stop or await _hear(conversation, episode, tools, limits, said, on_turn)
         stop = stop or await _take_turns(conversation, question, episode, tools, limits, on_turn)
         trajectory.stop_reason = stop
         _check_views(renderer, episode)
@@ -232,7 +232,6 @@ async def _begin(
 
 async def _hear(
     conversation: _TokenConversation,
-    question: Question,
     episode: Episode,
     tools: Tools | None,
     limits: Limits,
@@ -244,8 +243,10 @@ async def _hear(
     if trajectory.policy_turns >= limits.max_turns:
         return StopReason.OVER_TURN
     for item in said:
-        last, functions = trajectory.turns[-1], {function.name for function in question.functions}
+        last = trajectory.turns[-1]
         actions: Sequence[Action] = last.actions if trajectory.stop_reason is StopReason.CALL else ()
+        # Whether or not the client offers them now too
+        functions = {action.op for action in actions if action.op not in conversation.renderer.operations}
         quotes = item.reply is not None or bool(item.calls)
         if quotes:
             quote = conversation.quote(item.reply or "", item.calls, trajectory.images)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from pixelis.dialogue.agent import Outcome
 from pixelis.dialogue.dialects import Dialect, Piece, Reply
 from pixelis.dialogue.dialects.base import by_exchange
+from pixelis.operations.image import png_url
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
 from pixelis.records import Coordinates, ImageView, Question, StopReason, Turn
@@ -133,10 +131,3 @@ def text_of(pieces: Sequence[Piece]) -> str:
 
 def picture_part(url: str) -> Message:
     return {"type": "image_url", "image_url": {"url": url}}
-
-
-def png_url(view: np.ndarray) -> str:
-    """A uint8 [h, w, 3] picture as a PNG in a ``data:`` URL."""
-    file = io.BytesIO()
-    Image.fromarray(view).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,8 +1,8 @@
 """The embedded engine: batches of requests (waves) run with transformers in one worker thread.
 
-A wave starts when all open sessions are waiting, when `max_num_seqs` are waiting, or when the oldest has
-waited for `MAX_WAIT_S`. The worker thread uses only the model; sessions, queues and futures belong to the
-event loop.
+A wave starts when all open sessions are waiting and no other has come for `SETTLE_S`, when `max_num_seqs` are
+waiting, or when the oldest has waited for `MAX_WAIT_S`. The worker thread uses only the model; sessions, queues and
+futures belong to the event loop.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pixelis.policy.adapters import Adapter
 
 MAX_WAIT_S = 0.25
+SETTLE_S = 0.02
+"""A wave waits this long after the last session was opened: those of one group may come one by one."""
 MAX_KEPT = 32
 """Most episodes whose keys and values wait for the next request of a client."""
 Outcome = tuple[Completion, Past] | PixelisError
@@ -53,6 +55,7 @@ class HfSession(EngineSession):
 
     def __init__(self, engine: HfEngine, prefix_key: str | None, start: Start):
         super().__init__(engine, prefix_key, start)
+        engine.opened_at = asyncio.get_running_loop().time()
         self.past: Past | None = None
         self.ids: list[int] = []
         self.digests: list[bytes] = []
@@ -137,6 +140,7 @@ class HfEngine(Engine[HfSession]):
         self._pending: list[_Request] = []
         self._wave: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.opened_at = 0.0
         self.waves = 0
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
@@ -214,21 +218,18 @@ class HfEngine(Engine[HfSession]):
         if self._wave is not None or not self._pending or self._shutdown:
             return
         loop = asyncio.get_running_loop()
-        waited = loop.time() - min(request.since for request in self._pending)
-        if len(self._pending) >= min(self.max_num_seqs, len(self._sessions)) or waited >= MAX_WAIT_S:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            waiting = sorted(self._pending, key=lambda request: request.row.sampling.priority)
-            batch, self._pending = waiting[: self.max_num_seqs], waiting[self.max_num_seqs :]
-            self._wave = loop.create_task(self._run(batch))
-        elif self._timer is None:
-
-            def on_timer() -> None:
-                self._timer = None
-                self._start_wave()
-
-            self._timer = loop.call_later(MAX_WAIT_S - waited + 1e-3, on_timer)
+        if self._timer is not None:
+            self._timer.cancel()
+        now, waiting = loop.time(), len(self._pending)
+        due = min(request.since for request in self._pending) + MAX_WAIT_S
+        if waiting >= len(self._sessions):
+            due = min(due, self.opened_at + SETTLE_S)
+        if waiting < self.max_num_seqs and now < due:
+            self._timer = loop.call_at(due + 1e-3, self._start_wave)
+            return
+        batch = sorted(self._pending, key=lambda request: request.row.sampling.priority)
+        batch, self._pending = batch[: self.max_num_seqs], batch[self.max_num_seqs :]
+        self._wave = loop.create_task(self._run(batch))
 
     async def _run(self, batch: list[_Request]) -> None:
         loop = asyncio.get_running_loop()

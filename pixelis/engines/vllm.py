@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib.util
-import logging
 import math
 import os
 import shutil
@@ -25,7 +24,15 @@ from PIL import Image
 
 from pixelis.dialogue.session import MIN_TEMPERATURE, Completion, SamplingParams, Start, TokenCallback
 from pixelis.engines.engine import Engine, EngineSession
-from pixelis.engines.vllm_files import OWNER, Scratch, child_environment, link_model, quantized_copy
+from pixelis.engines.vllm_files import (
+    OWNER,
+    Scratch,
+    adapter_arguments,
+    child_environment,
+    collapse,
+    link_model,
+    quantized_copy,
+)
 from pixelis.errors import (
     BadConfig,
     BadInput,
@@ -36,12 +43,10 @@ from pixelis.errors import (
     install_extra,
 )
 from pixelis.families.spec import load_spec, load_tokenizer
-from pixelis.policy.adapters import is_vision
-from pixelis.policy.architecture import Architecture
 from pixelis.policy.export import BaseFile, write_peft
 from pixelis.policy.model import pick_dtype
 from pixelis.policy.model_path import fingerprint
-from pixelis.policy.ranks import MAX_LORAS, largest_rank, layer_type, merges, served_rank
+from pixelis.policy.ranks import merges
 from pixelis.policy.samples import view_digest
 
 if TYPE_CHECKING:
@@ -49,7 +54,6 @@ if TYPE_CHECKING:
     from pixelis.policy.adapters import Adapter
 
 MAX_TEMPERATURE = 2.0
-"""Highest temperature that vLLM supports."""
 
 _CPU_ENVIRONMENT = {
     # One child process instead of two; several engines on one machine must not bind to the same cores.
@@ -64,7 +68,6 @@ _CPU_ARGUMENTS = {
     # For chunked prompts vLLM rewinds the random generator, which torch cannot do on CPU.
     "enable_chunked_prefill": False,
 }
-log = logging.getLogger(__name__)
 
 
 class VllmSession(EngineSession):
@@ -233,7 +236,7 @@ class VllmEngine(Engine[VllmSession]):
                     # The prefix cache of recurrent states needs chunked prompts.
                     arguments |= _CPU_ARGUMENTS | {"enable_prefix_caching": not model_config.is_hybrid}
                 if not self.merges:
-                    served = self._adapter_arguments(policy, model_config)
+                    served = adapter_arguments(policy, self.spec, model_config)
                     self.merges = served is None
                     arguments |= served or {}
                 if self.merges:
@@ -252,35 +255,6 @@ class VllmEngine(Engine[VllmSession]):
                 raise
             except Exception as error:
                 raise InfraFailure(f"vLLM did not start: {error}", code="engine_start") from error
-
-    def _adapter_arguments(self, policy: config.PolicyConfig, model_config: Any) -> dict[str, Any] | None:
-        """vLLM's arguments for adapters at runtime; None if its model has none for the vision tower."""
-        from vllm.model_executor.model_loader import get_model_cls
-
-        tower, experts = policy.lora.vision_tower, bool(self.spec.family.stacked)
-        model = get_model_cls(model_config)
-        served = getattr(model, "supports_tower_connector_lora", False)
-        # vLLM's Qwen3-VL-MoE says so, but does not name the fused qkv, which it therefore passes over.
-        if tower and (not served or (experts and "qkv" not in model.packed_modules_mapping)):
-            log.warning(
-                "vLLM's %s has no adapters in the vision tower: it loads merged weights", model.__name__
-            )
-            return None
-        arguments: dict[str, Any] = {
-            "enable_lora": True,
-            "enable_tower_connector_lora": tower,
-            "max_lora_rank": served_rank(largest_rank(policy.lora)),
-            "max_loras": MAX_LORAS,
-        }
-        if experts:
-            # Without a list vLLM reserves adapters of all experts too. It knows layers of the language model by
-            # their last names; in the vision tower others have the same. A shared expert calls its gate so.
-            layers = Architecture(policy).shapes(policy.lora.targets, tower)
-            arguments["lora_target_modules"] = sorted(
-                {model.hf_to_vllm_mapper.map_name(n) if is_vision(n) else layer_type(n) for n in layers}
-                | {"expert_gate"}
-            )
-        return arguments
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
         async with self._loading(adapter):
@@ -525,25 +499,6 @@ class VllmEngine(Engine[VllmSession]):
             raise InfraFailure(
                 f"vLLM cannot serve: {reason}", code="engine_dead", fix="restart the generator"
             )
-
-
-def collapse(tokens: Sequence[int], pieces: Sequence[Sequence[int]], placeholder: Sequence[int]) -> list[int]:
-    """Replace each picture's `pieces` of the tokens, which stand in this order, by a placeholder.
-
-    Raises BadInput for tokens without one of the pieces.
-    """
-    short, start, ids = list[int](), 0, [int(token) for token in tokens]
-    for piece in pieces:
-        place = start
-        try:
-            # Only places with the piece's first token are compared: a picture has thousands of tokens
-            while ids[(place := ids.index(piece[0], place)) : place + len(piece)] != list(piece):
-                place += 1
-        except ValueError:
-            raise BadInput("the tokens of a picture are not those of the model's family") from None
-        short += [*ids[start:place], *placeholder]
-        start = place + len(piece)
-    return short + ids[start:]
 
 
 def _number(*values: object) -> int:

@@ -1,4 +1,4 @@
-"""Files for vLLM's processes: the model folder, adapters, and changed weights.
+"""What vLLM is given: the model folder, arguments for adapters, tokens of prompts.
 
 vLLM reads the model from a folder of links with our image processor settings, so that views of `fit` are not
 resized again.
@@ -8,29 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import filelock
 
-from pixelis.errors import BadConfig
+from pixelis.errors import BadConfig, BadInput
 from pixelis.families.family import ModelSpec
 from pixelis.families.spec import load_spec, model_config
 from pixelis.files import locked
+from pixelis.policy.adapters import is_vision
+from pixelis.policy.architecture import Architecture
 from pixelis.policy.model_path import resolve
+from pixelis.policy.ranks import MAX_LORAS, largest_rank, layer_type, served_rank
 
 if TYPE_CHECKING:
-    from pixelis.config import EngineConfig
+    from pixelis.config import EngineConfig, PolicyConfig
 
 PREFIX = "pixelis-vllm-"
 OWNER = "PIXELIS_VLLM_OWNER"
 """Environment variable of vLLM's processes with the id of the process that started them."""
 _PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+log = logging.getLogger(__name__)
 
 
 class Scratch:
@@ -130,3 +135,49 @@ def child_environment(values: dict[str, str]) -> Iterator[None]:
         for name, value in original.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value
+
+
+def adapter_arguments(policy: PolicyConfig, spec: ModelSpec, model_config: Any) -> dict[str, Any] | None:
+    """vLLM's arguments for adapters at runtime; None if its model has none for the vision tower."""
+    from vllm.model_executor.model_loader import get_model_cls
+
+    tower, experts = policy.lora.vision_tower, bool(spec.family.stacked)
+    model = get_model_cls(model_config)
+    served = getattr(model, "supports_tower_connector_lora", False)
+    # vLLM's Qwen3-VL-MoE says so, but does not name the fused qkv, which it therefore passes over.
+    if tower and (not served or (experts and "qkv" not in model.packed_modules_mapping)):
+        log.warning("vLLM's %s has no adapters in the vision tower: it loads merged weights", model.__name__)
+        return None
+    arguments: dict[str, Any] = {
+        "enable_lora": True,
+        "enable_tower_connector_lora": tower,
+        "max_lora_rank": served_rank(largest_rank(policy.lora)),
+        "max_loras": MAX_LORAS,
+    }
+    if experts:
+        # Without a list vLLM reserves adapters of all experts too. It knows layers of the language model by
+        # their last names; in the vision tower others have the same. A shared expert calls its gate so.
+        names = {"expert_gate"}
+        for layer in Architecture(policy).shapes(policy.lora.targets, tower):
+            names.add(model.hf_to_vllm_mapper.map_name(layer) if is_vision(layer) else layer_type(layer))
+        arguments["lora_target_modules"] = sorted(names)
+    return arguments
+
+
+def collapse(tokens: Sequence[int], pieces: Sequence[Sequence[int]], placeholder: Sequence[int]) -> list[int]:
+    """Replace each picture's `pieces` of the tokens, which stand in this order, by a placeholder.
+
+    Raises BadInput for tokens without one of the pieces.
+    """
+    short, start, ids = list[int](), 0, [int(token) for token in tokens]
+    for piece in pieces:
+        place = start
+        try:
+            # Only places with the piece's first token are compared: a picture has thousands of tokens
+            while ids[(place := ids.index(piece[0], place)) : place + len(piece)] != list(piece):
+                place += 1
+        except ValueError:
+            raise BadInput("the tokens of a picture are not those of the model's family") from None
+        short += [*ids[start:place], *placeholder]
+        start = place + len(piece)
+    return short + ids[start:]

@@ -13,11 +13,14 @@ Table = Sequence[Sequence[float]] | np.ndarray
 
 
 def cohen_kappa(table: Table) -> float | None:
-    """Cohen's kappa, mean over pairs of raters (Light, 1971); None if each gives one class only."""
-    from sklearn.metrics import cohen_kappa_score
-
-    pairs = itertools.combinations(np.asarray(table).T, 2)
-    kappas = [cohen_kappa_score(*pair) for pair in pairs if len(np.unique(pair)) > 1]
+    """Cohen's kappa (1960), mean over pairs of raters (Light, 1971); None if each gives one class only."""
+    ratings = np.asarray(table).T
+    shares = np.stack([(ratings == value).mean(axis=1) for value in np.unique(ratings)], axis=1)
+    kappas = []
+    for one, other in itertools.combinations(range(len(ratings)), 2):
+        observed, chance = (ratings[one] == ratings[other]).mean(), shares[one] @ shares[other]
+        if chance < 1:
+            kappas.append((observed - chance) / (1 - chance))
     return float(np.mean(kappas)) if kappas else None
 
 

@@ -90,7 +90,7 @@ def parse(line: bytes) -> AuditEvent | None:
         return None
 
 
-# -- writing -------------------------------------------------------------------------------------------------
+# -- writing
 
 
 class AuditLog:
@@ -264,7 +264,7 @@ class AuditLog:
         self.close()
 
 
-# -- reading -------------------------------------------------------------------------------------------------
+# -- reading
 
 
 class Anchor(NamedTuple):

@@ -128,7 +128,7 @@ def clean_png(view: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-# -- records -------------------------------------------------------------------------------------------------
+# -- records
 
 TEXT_FIELDS: dict[type[Record], tuple[str, ...]] = {
     Question: ("question", "answers", "system"),

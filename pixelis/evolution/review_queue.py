@@ -95,7 +95,7 @@ class ReviewQueue:
         with self.lock:
             self.store.close()
 
-    # -- writing ---------------------------------------------------------------------------------------------
+    # -- writing
 
     def put(
         self,
@@ -137,7 +137,7 @@ class ReviewQueue:
                 self.store.executemany("INSERT INTO parts VALUES (?,?,?,?,?)", parts)
         return bool(inserted)
 
-    # -- reading ---------------------------------------------------------------------------------------------
+    # -- reading
 
     def reviews(self, state: State | None = "waiting", limit: int = 100) -> list[Review]:
         """At most ``limit`` reviews in this state (None: any), waiting ones oldest first."""
@@ -194,7 +194,7 @@ class ReviewQueue:
         )
         return dict(row)
 
-    # -- decisions -------------------------------------------------------------------------------------------
+    # -- decisions
 
     def decide(
         self,
@@ -270,7 +270,7 @@ class ReviewQueue:
         """Remove the tasks of these approved updates, which were learnt from or given up."""
         self._write("UPDATE reviews SET task=NULL WHERE id=? AND state='approved' AND task NOTNULL", ids)
 
-    # -- removing --------------------------------------------------------------------------------------------
+    # -- removing
 
     def forget(self, experience_ids: Sequence[str]) -> int:
         """Remove the reviews of these experiences with their pictures; returns their number."""
@@ -292,7 +292,7 @@ class ReviewQueue:
     def _truncate_wal(self) -> None:
         self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    # -- SQLite ----------------------------------------------------------------------------------------------
+    # -- SQLite
 
     def _rows(self, sql: str, values: tuple = ()) -> list[sqlite3.Row]:
         with self._failures(), self.lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pixelis.families.features import Features
+
+    Ids = Int[np.ndarray, " tokens"]
+    Sizes = Sequence[tuple[int, int]]
+    Places = tuple[Int[np.ndarray, "3 tokens"], int]
+    Views = Sequence[UInt8[np.ndarray, "h w 3"]]
+    Tokens = Int[Tensor, "rows length"]
+    Positions = Int[Tensor, "axes rows length"]
+    Hidden = Float[Tensor, "rows length hidden"]
 
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -140,13 +149,7 @@ class Family:
         """The tokens that stand for a view in a turn; features replace its image tokens."""
         return [spec.vision_start, *[spec.image_token] * spec.image_tokens(height, width), spec.vision_end]
 
-    def positions(
-        self,
-        spec: ModelSpec,
-        tokens: Int[np.ndarray, " tokens"],
-        sizes: Sequence[tuple[int, int]],
-        start: int = 0,
-    ) -> tuple[Int[np.ndarray, "3 tokens"], int]:
+    def positions(self, spec: ModelSpec, tokens: Ids, sizes: Sizes, start: int = 0) -> Places:
         """Positions of a sample or its next piece on the axes of M-RoPE, and the next free position.
 
         sizes: height and width in pixels of each view; start: the free position after the previous piece.
@@ -184,21 +187,21 @@ class Family:
         return name
 
     def encode_views(
-        self,
-        model: Any,
-        spec: ModelSpec,
-        views: Sequence[UInt8[np.ndarray, "h w 3"]],
-        one_pass: bool = False,
+        self, model: Any, spec: ModelSpec, views: Views, one_pass: bool = False
     ) -> list[Features]:
-        """Features of each view, in order.
+        """Features of each view, in order. Views of equal size share a call of `encode`.
 
-        one_pass: all in one call of the vision tower, as ZeRO-3 needs equally many on all workers.
+        one_pass: all share it, as ZeRO-3 needs equally many calls of the vision tower on all workers.
         """
+        from pixelis.families.features import by_size
+
+        return by_size(functools.partial(self.encode, model, spec), views, one_pass)
+
+    def encode(self, model: Any, spec: ModelSpec, views: Views) -> list[Features]:
+        """Features of each view by one pass of the vision tower."""
         raise NotImplementedError
 
-    def embed(
-        self, model: Any, spec: ModelSpec, tokens: Int[Tensor, "rows length"], features: Features | None
-    ) -> Float[Tensor, "rows length hidden"]:
+    def embed(self, model: Any, spec: ModelSpec, tokens: Tokens, features: Features | None) -> Hidden:
         """Embeddings of tokens, those of image tokens replaced by `features`."""
         embeds: Tensor = self.language(model).get_input_embeddings()(tokens)
         if features is None:
@@ -210,11 +213,11 @@ class Family:
         self,
         model: Any,
         spec: ModelSpec,
-        tokens: Int[Tensor, "rows length"],
-        positions: Int[Tensor, "axes rows length"],
+        tokens: Tokens,
+        positions: Positions,
         features: Features | None,
         **attention: Any,
-    ) -> Float[Tensor, "rows length hidden"]:
+    ) -> Hidden:
         """Hidden states of the last layer.
 
         positions: 3 M-RoPE axes, optionally preceded by text positions; features: of all image tokens, in
@@ -253,10 +256,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a model divides views. multiple: the sides of a view are multiples of this many pixels.
-
-    `patch`, `merge`, `temporal`: as in `Family`.
-    """
+    """How a model divides views, whose sides are multiples of `multiple` pixels; the rest as in `Family`."""
 
     family: Family
     patch: int

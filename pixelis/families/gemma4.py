@@ -5,7 +5,7 @@ Views are not resized to a fixed number of tokens as by the model's own processo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,10 @@ from pixelis.families.qwen import head_width, tiny_text, tiny_tower
 from pixelis.files import write_json
 
 if TYPE_CHECKING:
-    import numpy as np
-    from jaxtyping import Bool, Float, Int, UInt8
+    from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-    from pixelis.families.family import ModelSpec
+    from pixelis.families.family import Hidden, ModelSpec, Positions, Tokens, Views
     from pixelis.families.features import Features
 
 NO_THOUGHT = "<|channel>thought\n<channel|>"
@@ -51,25 +50,15 @@ class Gemma4(Family):
             raise BadConfig("Gemma 4 has attention heads 512 wide", fix="set policy.attention=sdpa")
         return True
 
-    def encode_views(
-        self,
-        model: Any,
-        spec: ModelSpec,
-        views: Sequence[UInt8[np.ndarray, "h w 3"]],
-        one_pass: bool = False,
-    ) -> list[Features]:
-        """Views of equal size share a pass of the vision tower, which needs no padding then."""
-        from pixelis.families.features import Features, by_size
+    def encode(self, model: Any, spec: ModelSpec, views: Views) -> list[Features]:
+        from pixelis.families.features import Features
 
-        def encode(group: Sequence[UInt8[np.ndarray, "h w 3"]]) -> list[Features]:
-            pixels, places = (values.to(model.device) for values in self.patches(spec, group))
-            result = model.model.get_image_features(pixels, places, return_dict=True).pooler_output
-            return [Features(embeds, []) for embeds in result]
-
-        return by_size(encode, views, one_pass)
+        pixels, places = (values.to(model.device) for values in self.patches(spec, views))
+        result = model.model.get_image_features(pixels, places, return_dict=True).pooler_output
+        return [Features(embeds, []) for embeds in result]
 
     def patches(
-        self, spec: ModelSpec, views: Sequence[UInt8[np.ndarray, "h w 3"]]
+        self, spec: ModelSpec, views: Views
     ) -> tuple[Float[Tensor, "views patches values"], Int[Tensor, "views patches 2"]]:
         """Patches row by row, of 0 to 1, and their columns and rows; padded to the largest view with 0 and -1."""
         import numpy as np
@@ -89,11 +78,11 @@ class Gemma4(Family):
         self,
         model: Any,
         spec: ModelSpec,
-        tokens: Int[Tensor, "rows length"],
-        positions: Int[Tensor, "axes rows length"],
+        tokens: Tokens,
+        positions: Positions,
         features: Features | None,
         **attention: Any,
-    ) -> Float[Tensor, "rows length hidden"]:
+    ) -> Hidden:
         language_model = self.language(model)
         text, is_image = language_model.config, tokens == spec.image_token
         images = _numbered(is_image) if text.use_bidirectional_attention == "vision" else None

@@ -21,10 +21,10 @@ from pixelis.errors import BadConfig, BadInput, MissingDependency, MissingFile, 
 from pixelis.families.family import Chat, Family, Geometry, Marks, ModelSpec
 
 if TYPE_CHECKING:
-    import numpy as np
-    from jaxtyping import Bool, Float, Int, UInt8
+    from jaxtyping import Bool
     from torch import Tensor
 
+    from pixelis.families.family import Hidden, Positions, Tokens, Views
     from pixelis.families.features import Features
 
 CACHED_LAYERS = {"full_attention", "sliding_attention"}
@@ -171,11 +171,7 @@ class Generic(Family):
         return rename_source_key(name, renamings, [], prefix, parameters)[0]
 
     def encode_views(
-        self,
-        model: Any,
-        spec: ModelSpec,
-        views: Sequence[UInt8[np.ndarray, "h w 3"]],
-        one_pass: bool = False,
+        self, model: Any, spec: ModelSpec, views: Views, one_pass: bool = False
     ) -> list[Features]:
         """All in one pass: processors pad views of few tiles, and models drop the padding."""
         import torch
@@ -197,11 +193,11 @@ class Generic(Family):
         self,
         model: Any,
         spec: ModelSpec,
-        tokens: Int[Tensor, "rows length"],
-        positions: Int[Tensor, "axes rows length"],
+        tokens: Tokens,
+        positions: Positions,
         features: Features | None,
         **attention: Any,
-    ) -> Float[Tensor, "rows length hidden"]:
+    ) -> Hidden:
         """In a packed row the last token of a shorter sample is repeated behind it, where causal layers do not see it."""
         import torch
 
@@ -378,7 +374,7 @@ def _processor(folder: str) -> Any:
     return processor
 
 
-def _process(folder: str, views: Sequence[UInt8[np.ndarray, "h w 3"]], text: str = "") -> Any:
+def _process(folder: str, views: Views, text: str = "") -> Any:
     """The model's inputs for a batch with one view and a text behind it in each sample."""
     from PIL import Image
 

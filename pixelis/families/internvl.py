@@ -6,7 +6,7 @@ processor (arXiv 2404.16821, section 3.3) chooses the same tiles.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,10 @@ from pixelis.families.family import CHATML, Chat, Family, Geometry, Marks
 from pixelis.families.qwen import head_width, tiny_text, tiny_tower
 
 if TYPE_CHECKING:
-    import numpy as np
-    from jaxtyping import Float, UInt8
+    from jaxtyping import Float
     from torch import Tensor
 
-    from pixelis.families.family import ModelSpec
+    from pixelis.families.family import ModelSpec, Views
     from pixelis.families.features import Features
 
 LANGUAGE_MODELS = ("qwen2", "qwen3")
@@ -61,11 +60,7 @@ class InternVL(Family):
         return (tiles + (tiles > 1)) * per_tile
 
     def encode_views(
-        self,
-        model: Any,
-        spec: ModelSpec,
-        views: Sequence[UInt8[np.ndarray, "h w 3"]],
-        one_pass: bool = False,
+        self, model: Any, spec: ModelSpec, views: Views, one_pass: bool = False
     ) -> list[Features]:
         from pixelis.families.features import Features
 
@@ -74,9 +69,7 @@ class InternVL(Family):
         sizes = [spec.image_tokens(*view.shape[:2]) for view in views]
         return [Features(embeds, []) for embeds in result.flatten(0, 1).split(sizes)]
 
-    def pixel_values(
-        self, spec: ModelSpec, views: Sequence[UInt8[np.ndarray, "h w 3"]]
-    ) -> Float[Tensor, "tiles 3 side side"]:
+    def pixel_values(self, spec: ModelSpec, views: Views) -> Float[Tensor, "tiles 3 side side"]:
         """The tiles of views row by row, and of a view of several a thumbnail behind them.
 
         The thumbnail is that of transformers with torchvision, as in vLLM. PIL rounds a few of its pixels otherwise.

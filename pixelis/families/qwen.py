@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pixelis.families.family import Family
 
 if TYPE_CHECKING:
-    import numpy as np
-    from jaxtyping import Float, Int, UInt8
-    from torch import Tensor
-
-    from pixelis.families.family import ModelSpec
+    from pixelis.families.family import Hidden, Ids, ModelSpec, Places, Positions, Sizes, Tokens, Views
     from pixelis.families.features import Features
 
 OLDER_NAMES = {
@@ -38,13 +34,7 @@ class QwenVL(Family):
 
         batch_windows(model)
 
-    def positions(
-        self,
-        spec: ModelSpec,
-        tokens: Int[np.ndarray, " tokens"],
-        sizes: Sequence[tuple[int, int]],
-        start: int = 0,
-    ) -> tuple[Int[np.ndarray, "3 tokens"], int]:
+    def positions(self, spec: ModelSpec, tokens: Ids, sizes: Sizes, start: int = 0) -> Places:
         from pixelis.families.positions import mrope_positions
 
         grids = [spec.grid(*size) for size in sizes]
@@ -54,51 +44,33 @@ class QwenVL(Family):
         self,
         model: Any,
         spec: ModelSpec,
-        tokens: Int[Tensor, "rows length"],
-        positions: Int[Tensor, "axes rows length"],
+        tokens: Tokens,
+        positions: Positions,
         features: Features | None,
         **attention: Any,
-    ) -> Float[Tensor, "rows length hidden"]:
+    ) -> Hidden:
         if features is not None and features.deepstack:
             attention["visual_pos_masks"] = tokens == spec.image_token
             attention["deepstack_visual_embeds"] = features.deepstack
         attention["position_ids"] = positions
         return super().hidden_states(model, spec, tokens, positions, features, **attention)
 
-    def encode_views(
-        self,
-        model: Any,
-        spec: ModelSpec,
-        views: Sequence[UInt8[np.ndarray, "h w 3"]],
-        one_pass: bool = False,
-    ) -> list[Features]:
-        """Views of equal size share a pass of the vision tower."""
+    def encode(self, model: Any, spec: ModelSpec, views: Views) -> list[Features]:
         from torch import Tensor
 
-        from pixelis.families.features import Features, by_size
+        from pixelis.families.features import Features
         from pixelis.families.vision import patchify
 
         parameter = next(model.model.visual.parameters())
-
-        def encode(group: Sequence[UInt8[np.ndarray, "h w 3"]]) -> list[Features]:
-            pixels, grid = patchify(
-                group,
-                spec.patch,
-                spec.merge,
-                spec.temporal,
-                spec.image_mean,
-                spec.image_std,
-                parameter.device,
-            )
-            result = model.model.get_image_features(pixels.to(parameter.dtype), grid, return_dict=True)
-            layers = getattr(result, "deepstack_features", None) or []
-            # Transformers 5.17 divides only the output of the last layer
-            if layers and isinstance(layers[0], Tensor):
-                layers = [layer.split([len(output) for output in result.pooler_output]) for layer in layers]
-            outputs = enumerate(result.pooler_output)
-            return [Features(embeds, [layer[i] for layer in layers]) for i, embeds in outputs]
-
-        return by_size(encode, views, one_pass)
+        sizes, colours = (spec.patch, spec.merge, spec.temporal), (spec.image_mean, spec.image_std)
+        pixels, grid = patchify(views, *sizes, *colours, parameter.device)
+        result = model.model.get_image_features(pixels.to(parameter.dtype), grid, return_dict=True)
+        layers = getattr(result, "deepstack_features", None) or []
+        # Transformers 5.17 divides only the output of the last layer
+        if layers and isinstance(layers[0], Tensor):
+            layers = [layer.split([len(output) for output in result.pooler_output]) for layer in layers]
+        outputs = enumerate(result.pooler_output)
+        return [Features(embeds, [layer[i] for layer in layers]) for i, embeds in outputs]
 
     def vllm_files(self, spec: ModelSpec, max_pixels: int) -> Mapping[str, Any]:
         processor, video = self.vllm_processors
@@ -131,15 +103,9 @@ class QwenVL(Family):
             "out_hidden_size": size["hidden"],
             "initializer_range": 0.06,
         }
-        return {
-            "text_config": text,
-            "vision_config": vision,
-            "tie_word_embeddings": False,
-            "image_token_id": ids("<|image_pad|>"),
-            "video_token_id": ids("<|video_pad|>"),
-            "vision_start_token_id": ids("<|vision_start|>"),
-            "vision_end_token_id": ids("<|vision_end|>"),
-        }
+        names = ("image", "video", "vision_start", "vision_end")
+        marks = {f"{name}_token_id": ids(getattr(self.marks, name)) for name in names}
+        return {"text_config": text, "vision_config": vision, "tie_word_embeddings": False, **marks}
 
 
 def tiny_text(tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:

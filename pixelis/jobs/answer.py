@@ -45,10 +45,8 @@ from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.remote_agent import RemoteAgent
 from pixelis.records import Question
 from pixelis.rewards import vote
-from pixelis.rewards.equality import Equality
 from pixelis.rewards.scorers import case_of, find_scorer
 from pixelis.rewards.services import shared_services
-from pixelis.serve.agent import winning
 from pixelis.serve.protocol.agent import without_tokens
 
 DEFAULT = "configs/nano/evaluate.yaml"
@@ -194,7 +192,7 @@ def show(text: str) -> None:
 async def local_agent(config: Config, actors: placement.Actors) -> Answerer:
     router = GeneratorRouter(actors.generators, RouterTimeouts.of(config))
     await router.load(0)
-    s, d, services = config.serve, config.dialogue, shared_services(config.rewards)
+    s, d = config.serve, config.dialogue
     sampling = SamplingParams(
         s.sampling.temperature, s.sampling.top_p, d.max_turn_tokens, config.run.seed, BATCH_PRIORITY
     )
@@ -211,16 +209,12 @@ async def local_agent(config: Config, actors: placement.Actors) -> Answerer:
             views=False,
         )
         group = (await router.rollout(request)).group
-        same = Equality(question, config.rewards.scorer_of(question.task, question.scorer), services)
-        verdict = await asyncio.to_thread(
-            vote.vote, group.trajectories, [], config.evolution, question, time.time(), same
-        )
-        winner = without_tokens(winning(group.trajectories, verdict), {})
+        verdict, winner = await asyncio.to_thread(vote.elect, question, group.trajectories, config)
         return {
             "answer": verdict.answer,
             "confidence": verdict.confidence,
             "verdict": verdict.model_dump(mode="json"),
-            "trajectory": winner.model_dump(mode="json"),
+            "trajectory": without_tokens(winner, {}).model_dump(mode="json"),
             "policy_version": group.policy_version,
             "error": None,
         }

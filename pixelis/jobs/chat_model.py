@@ -20,12 +20,12 @@ from PIL import ExifTags, Image
 from pixelis.config import Config
 from pixelis.datasets.media import open_media
 from pixelis.dialogue.agent import Episode, Limits, Tools, play
-from pixelis.dialogue.chat import ChatConversation, ChatReply, Message, picture_part, png_url
+from pixelis.dialogue.chat import ChatConversation, ChatReply, Message, picture_part
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.errors import DataFailure, InfraFailure
 from pixelis.jobs.watch import call_in_thread
 from pixelis.operations.encoded import read_encoded
-from pixelis.operations.image import load_image
+from pixelis.operations.image import load_image, png_url
 from pixelis.operations.media import segment_centers
 from pixelis.operations.pictures import frame_label
 from pixelis.operations.pixel_budget import shrink

@@ -24,6 +24,7 @@ JOBS = (
     "serve",
     "export",
     "operate",
+    "mcp",
     "audit",
     "keys",
     "top",

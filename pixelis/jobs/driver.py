@@ -33,8 +33,20 @@ from pixelis.telemetry import lineage
 from pixelis.telemetry.trackers import log_results, require_trackers
 
 
-class Stopped(Exception):
+class Stopped(KeyboardInterrupt):
     """The user or the cluster stopped the job; the run folder has a checkpoint if a step was made."""
+
+
+@contextmanager
+def typed_errors() -> Iterator[None]:
+    """Raise the PixelisError in an error of Ray."""
+    try:
+        yield
+    except RayError as error:
+        cause = unwrap_ray_error(error)
+        if cause is None:
+            raise
+        raise cause from None
 
 
 @contextmanager
@@ -46,14 +58,12 @@ def driver(name: str) -> Iterator[None]:
 
     signal.signal(signal.SIGTERM, on_term)
     try:
-        yield
-    except (PixelisError, RayError) as error:
-        cause = unwrap_ray_error(error)
-        if cause is None:
-            raise
+        with typed_errors():
+            yield
+    except PixelisError as cause:
         print(f"pixelis {name}: {cause}", file=sys.stderr)
         raise SystemExit(2 if cause.code == "bad_config" else 1) from None
-    except (KeyboardInterrupt, Stopped):
+    except KeyboardInterrupt:
         print(f"pixelis {name}: stopped", file=sys.stderr)
         raise SystemExit(130) from None
 

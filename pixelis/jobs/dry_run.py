@@ -59,6 +59,9 @@ def check(job: str, config: Config, inputs: Iterable[Input], findings: Sequence[
     for name, operation in zip(own, select(own), strict=True):
         operation.ready(config.toolbox)
         print(f"  ok     toolbox.operations: {name} is {operation.name}", file=sys.stderr)
+    for name, environment in select_environments(config.toolbox).items():
+        actions = ", ".join(action.name for action in environment.actions)
+        print(f"  ok     toolbox.environments: {name} offers {actions}", file=sys.stderr)
     if findings:
         print(f"checks of {job} with {config.policy.model}:\n{estimate.table(findings)}", file=sys.stderr)
     if errors := [finding.text for finding in findings if finding.level == "error"]:
@@ -241,7 +244,7 @@ def prompts(config: Config) -> list[Prompt]:
             load_spec(folder, tokenizer, config.policy.family),
             config.dialogue,
             select(config.toolbox.operations),
-            select_environments(config.toolbox.environments),
+            select_environments(config.toolbox),
         )
     except PixelisError:  # reported by `check_inputs`
         return []

@@ -113,8 +113,8 @@ def mean_accuracy(summaries: list[dict[str, Any]]) -> float | None:
     return statistics.fmean(accuracies) if accuracies else None
 
 
-def run(config: Config, actors: placement.Actors | None = None, version: int = 0) -> None:
-    """Evaluate on every set with every pixel budget; writes all results to run.dir and prints the summaries.
+def run(config: Config, actors: placement.Actors | None = None, version: int = 0) -> list[dict[str, Any]]:
+    """Evaluate on every set with every pixel budget; writes all results to run.dir, prints and returns the summaries.
 
     ``actors`` of a training run evaluate its policy ``version``; by default they are placed for `policy.adapter`.
     """
@@ -146,6 +146,7 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
             print(f"mean over {len(summaries)} sets {result['mean']:.3f}")
         for n, mean in result.get("mean_by_max_pixels", {}).items():
             print(f"{n} pixels: accuracy {mean:.3f}")
+    return summaries
 
 
 def needs(config: Config) -> list[reservations.Need]:
@@ -174,16 +175,21 @@ def check(config: Config) -> None:
     dry_run.check("evaluate", config, inputs(config), found)
 
 
+def start(config: Config) -> list[dict[str, Any]]:
+    """`run`, or score the file `evaluate.answers`; returns the summaries."""
+    if config.evaluate.answers is None:
+        return run(config)
+    check_baseline(config)
+    folder = make_run_dir(config)
+    summary = score_answers(config, folder)
+    (folder / "evaluation.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
+    show(summary)
+    return [summary]
+
+
 def main() -> None:
     with job("evaluate", __doc__, check) as config:
-        if config.evaluate.answers is None:
-            run(config)
-            return
-        check_baseline(config)
-        folder = make_run_dir(config)
-        summary = score_answers(config, folder)
-        (folder / "evaluation.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
-        show(summary)
+        start(config)
 
 
 if __name__ == "__main__":

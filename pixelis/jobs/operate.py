@@ -93,7 +93,7 @@ def _operate(options: argparse.Namespace, arguments: dict[str, Any], settings: T
     with redirect_stdout(sys.stderr):  # stdout holds the JSON alone
         operation.ready(settings)
         moving = options.frame is not None or operation.name in CLIP_OPERATIONS
-        about, media = _open(options.media, moving, settings)
+        about, media = open_source(options.media, moving, settings)
         scene, target, successes = _scene(options, about, media, settings)
         action = Action(op=operation.name, target=target, arguments=arguments)
         start = time.perf_counter()
@@ -159,7 +159,9 @@ def _form(schema: Mapping[str, Any]) -> str:
     return str(schema.get("type", "value"))
 
 
-def _open(source: str, moving: bool, settings: ToolboxConfig) -> tuple[dict[str, Any], np.ndarray | Clip]:
+def open_source(
+    source: str, moving: bool, settings: ToolboxConfig
+) -> tuple[dict[str, Any], np.ndarray | Clip]:
     """The result's description of the media, and its pixels. ``moving``: an animation is opened as a clip."""
     problem = None
     if not (moving and source.lower().endswith((".gif", ".webp"))):

@@ -116,13 +116,18 @@ def check(config: Config) -> None:
     dry_run.check("rft", config, inputs(config), findings(config))
 
 
-def main() -> None:
+def start(config: Config) -> Path:
+    """Place the actors in run.dir and `run`; returns the last checkpoint."""
     with (
-        job("rft", __doc__, check) as config,
         run_folder(checked(config), config.data.train),
         placement.placed(planned := with_steps(config), initial=config.policy.adapter) as actors,
     ):
-        print(f"checkpoint: {run(planned, actors)}")
+        return run(planned, actors)
+
+
+def main() -> None:
+    with job("rft", __doc__, check) as config:
+        print(f"checkpoint: {start(config)}")
 
 
 if __name__ == "__main__":

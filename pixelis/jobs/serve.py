@@ -13,7 +13,6 @@ rejects it. Ctrl-C stops the service; updates are in run.dir/checkpoints. On a c
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import threading
@@ -213,8 +212,7 @@ def _config(arguments: dict[str, Any]) -> Config:
     """The configuration of a builder's arguments: those of a Serve file may be numbers and booleans too."""
     values = dict(arguments)
     path = values.pop("config", None)
-    words = [f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in values.items()]
-    config = configuration.absolute(configuration.load(path, words))
+    config = configuration.absolute(configuration.load(path, values))
     needs(config)  # raises for engine.colocate, before anything starts
     return config
 

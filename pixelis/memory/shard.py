@@ -75,7 +75,7 @@ class Shard:
     def close(self) -> None:
         self.database.close()
 
-    # -- adding and searching --------------------------------------------------------------------------------
+    # -- adding and searching
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -179,7 +179,7 @@ class Shard:
             out.append([(name, similarity) for name, similarity in named if name is not None])
         return out
 
-    # -- reading ---------------------------------------------------------------------------------------------
+    # -- reading
 
     def rows(self, ids: Sequence[str]) -> list[Row | None]:
         """The rows of these ids in order; None for an unknown id and for a damaged row."""
@@ -274,7 +274,7 @@ class Shard:
             "damaged": self.damaged,
         }
 
-    # -- retrievals, feedback, withdrawals -------------------------------------------------------------------
+    # -- retrievals, feedback, withdrawals
 
     def retrieved(self, retrieval: str, ids: Sequence[str]) -> None:
         """Count a retrieval of these experiences, once per retrieval id."""
@@ -354,7 +354,7 @@ class Shard:
         )
         return self.database.write(lambda db: db.execute(mark, (json.dumps(list(ids)),)).rowcount)
 
-    # -- deleting --------------------------------------------------------------------------------------------
+    # -- deleting
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete experiences without leaving traces in the files; returns the number deleted."""
@@ -396,7 +396,7 @@ class Shard:
                 copy.unlink()
         return [name for _, name in victims]
 
-    # -- export, import --------------------------------------------------------------------------------------
+    # -- export, import
 
     def export(self, path: str | os.PathLike[str]) -> int:
         """Write all experiences to a Parquet file; returns their number."""

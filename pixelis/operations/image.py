@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import math
@@ -58,7 +59,14 @@ def load_image(
         if draft is not None and image.format == "JPEG":
             scale = max(1.0, math.sqrt(image.width * image.height / draft))
             image.draft(None, (math.ceil(image.width / scale), math.ceil(image.height / scale)))
-        return _rgb(image)
+        return rgb(image)
+
+
+def png_url(picture: np.ndarray, compress_level: int = 6) -> str:
+    """A picture, uint8 [h, w, 3], as a PNG in a ``data:`` URL. Level 1 takes a fifth of the time, and a fifth more bytes."""
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG", compress_level=compress_level)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 @contextlib.contextmanager
@@ -118,7 +126,8 @@ def _check_scans(data: bytes) -> None:
     )
 
 
-def _rgb(image: Image.Image) -> np.ndarray:
+def rgb(image: Image.Image) -> np.ndarray:
+    """The pixels of a picture, as `load_image` returns them; changes ``image``. Raises what Pillow raises, BadImage."""
     image.load()
     with contextlib.suppress(Exception):  # with broken metadata the picture is shown as stored
         ImageOps.exif_transpose(image, in_place=True)

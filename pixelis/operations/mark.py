@@ -35,13 +35,11 @@ class MarkArguments(OperationArguments):
     def _marks(self) -> MarkArguments:
         count = len(self.boxes or []) + len(self.points or [])
         if count == 0:
-            raise OperationError("give boxes or points to mark", code="bad_arguments")
+            raise ValueError("give boxes or points to mark")
         if count > MAX_MARKS:
             raise OperationError(f"{count} marks, at most {MAX_MARKS}", code="limit")
         if self.labels is not None and len(self.labels) != count:
-            raise OperationError(
-                f"{len(self.labels)} labels for {count} boxes and points", code="bad_arguments"
-            )
+            raise ValueError(f"{len(self.labels)} labels for {count} boxes and points")
         return self
 
 

@@ -47,14 +47,12 @@ class MeasureArguments(OperationArguments):
     @model_validator(mode="after")
     def _one_way(self) -> MeasureArguments:
         if (self.point is None) != (self.end_point is None) or (self.point is None) == (self.box is None):
-            raise OperationError(
-                "give point and end_point (and vertex for an angle), or a box", code="bad_arguments"
-            )
+            raise ValueError("give point and end_point (and vertex for an angle), or a box")
         if self.vertex is not None and self.point is None:
-            raise OperationError("vertex needs point and end_point", code="bad_arguments")
+            raise ValueError("vertex needs point and end_point")
         points = [p for p in (self.point, self.end_point, self.vertex) if p]
         if len(set(points)) < len(points):
-            raise OperationError("the points are the same", code="bad_arguments")
+            raise ValueError("the points are the same")
         return self
 
 

@@ -50,9 +50,9 @@ class SearchClipArguments(OperationArguments):
     @model_validator(mode="after")
     def _one_way(self) -> SearchClipArguments:
         if sum(argument is not None for argument in (self.like, self.event, self.text)) != 1:
-            raise OperationError("give one of like, event and text", code="bad_arguments")
+            raise ValueError("give one of like, event and text")
         if self.like_box is not None and self.like is None:
-            raise OperationError("like_box needs like", code="bad_arguments")
+            raise ValueError("like_box needs like")
         return self
 
 

@@ -7,7 +7,6 @@ from typing import Annotated
 import numpy as np
 from pydantic import AllowInfNan, Field, model_validator
 
-from pixelis.errors import OperationError
 from pixelis.operations import geometry
 from pixelis.operations.operation import (
     BoxArgument,
@@ -43,9 +42,9 @@ class ZoomInArguments(OperationArguments):
     @model_validator(mode="after")
     def _one_way(self) -> ZoomInArguments:
         if self.box is not None and (self.center is not None or self.factor is not None):
-            raise OperationError("give a box, or a center and a factor, not both", code="bad_arguments")
+            raise ValueError("give a box, or a center and a factor, not both")
         if self.box is None and (self.center is None or self.factor is None):
-            raise OperationError("give a box, or a center and a factor", code="bad_arguments")
+            raise ValueError("give a box, or a center and a factor")
         return self
 
     @property

@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from pixelis.dialogue.session import MAX_TOP_LOG_PROBS
-from pixelis.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText
+from pixelis.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
 from pixelis.protocol.messages import Message
-from pixelis.protocol.tools import ToolChoice, Tools, Toolset, read_tools
+from pixelis.protocol.tools import ToolBody, Tools, Toolset, read_tools
 
 MAX_PRIORITY = 100
 IGNORED = {
@@ -67,7 +67,7 @@ class CompletionBody(Request):
     stream: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOG_PROBS)
     tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: text_or(ToolBody) | None = None  # type: ignore[valid-type]
     parallel_tool_calls: bool | None = None
 
     @property

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from pixelis.protocol.errors import ApiError, PlainText, invalid, text_or
+from pixelis.protocol.errors import ApiError, PlainText, invalid
 from pixelis.protocol.messages import Call
 from pixelis.protocol.parts import LenientModel
 from pixelis.records import Function
@@ -32,7 +32,6 @@ class ToolBody(FunctionBody):
 
 
 Tools = Annotated[list[ToolBody], Field(max_length=MAX_FUNCTIONS, fail_fast=True)]
-ToolChoice = text_or(ToolBody)
 
 
 @dataclass(frozen=True)

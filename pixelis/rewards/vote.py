@@ -8,15 +8,17 @@ an experience's vote but never casts one, so poisoned feedback can only reduce w
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pixelis.config import EvolutionConfig, VotingConfig
+from pixelis.config import Config, EvolutionConfig, VotingConfig
 from pixelis.records import Action, Experience, Feedback, Neighbour, Question, Trajectory, Verdict, Vote
-from pixelis.rewards.equality import Same, classes, same_text, spellings
+from pixelis.rewards.equality import Equality, Same, classes, same_text, spellings
 from pixelis.rewards.scorers import box_iou, canonical
+from pixelis.rewards.services import shared_services
 
 TIE = "tie"
 NO_ANSWER = "no_answer"
@@ -258,6 +260,21 @@ def direct(trajectories: Sequence[Trajectory]) -> Verdict:
         self_answer=trajectories[0].answer,
         answer_weights={} if key is None else {key: own.weight},
     )
+
+
+def elect(question: Question, samples: Sequence[Trajectory], config: Config) -> tuple[Verdict, Trajectory]:
+    """The verdict of a question's samples alone, by the question's scorer, and the sample that won."""
+    same = Equality(
+        question, config.rewards.scorer_of(question.task, question.scorer), shared_services(config.rewards)
+    )
+    verdict = vote(samples, [], config.evolution, question, time.time(), same)
+    return verdict, winning(samples, verdict)
+
+
+def winning(samples: Sequence[Trajectory], verdict: Verdict) -> Trajectory:
+    """The first sample with the verdict's answer, or the first of all."""
+    elected = {v.id for v in verdict.votes if v.elected}
+    return next((t for t in samples if t.id in elected), samples[0])
 
 
 def majority(answers: Sequence[str | None], same: Same = same_text) -> Verdict:

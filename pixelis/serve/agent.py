@@ -33,7 +33,8 @@ from pixelis.actors.generator_router import (
 from pixelis.actors.memory import SearchResult
 from pixelis.config import Config
 from pixelis.dialogue.augmentation import alternate
-from pixelis.errors import BadImage, BadInput, InfraFailure, PixelisError
+from pixelis.dialogue.failures import require_completed
+from pixelis.errors import BadImage, BadInput, InfraFailure
 from pixelis.evolution import privacy
 from pixelis.operations.encoded import read_encoded
 from pixelis.operations.image import image_pixels, load_image
@@ -45,7 +46,6 @@ from pixelis.records import (
     ImageView,
     Media,
     Question,
-    StopReason,
     Trajectory,
     Verdict,
     new_id,
@@ -209,7 +209,7 @@ class Agent:
         answer = Answer(
             verdict,
             group,
-            winning(accepted, verdict),
+            vote.winning(accepted, verdict),
             samples.result.views,
             accepted,
             neighbours=lookup.neighbours,
@@ -267,11 +267,7 @@ class Agent:
                 span.end()
             assert result is not None
             trajectories = result.group.trajectories
-            if all(t.stop_reason is StopReason.OVER_CONTEXT and not t.policy_turns for t in trajectories):
-                message = "the question and its pictures do not fit the model's context"
-                raise BadInput(message, code="context_length_exceeded")
-            if all(t.stop_reason in (StopReason.ERROR, StopReason.DEADLINE) for t in trajectories):
-                raise _failure(trajectories)
+            require_completed(trajectories)
             accepted = trajectories
             if query.answers is not None:
                 accepted = await query.answers.filter(trajectories, lambda t: t.answer)
@@ -342,12 +338,6 @@ def _question(query: AgentQuery, pictures: Pictures) -> Question:
     )
 
 
-def winning(samples: list[Trajectory], verdict: Verdict) -> Trajectory:
-    """The first sample with the verdict's answer, or the first of all."""
-    elected = {v.id for v in verdict.votes if v.elected}
-    return next((t for t in samples if t.id in elected), samples[0])
-
-
 @contextlib.contextmanager
 def _named(query: AgentQuery, id: str) -> Iterator[None]:
     """Add the place of the picture or clip with this id to errors."""
@@ -356,18 +346,6 @@ def _named(query: AgentQuery, id: str) -> Iterator[None]:
     except BadInput as error:
         error.place = query.places.get(id)
         raise
-
-
-def _failure(failed: list[Trajectory]) -> PixelisError:
-    """Why no sample of a group was completed: a fault of the request, or of the service."""
-    causes = {t.unscored for t in failed}
-    if "bad_answer" in causes:
-        message = f"an earlier answer cannot be written in the policy's dialect, {failed[0].dialect}"
-        return BadInput(message, code="unsupported_conversation")
-    if "no_vision" in causes:
-        return BadInput("the policy reads text alone", code="no_vision")
-    reasons = ", ".join(sorted(filter(None, causes)))
-    return InfraFailure(f"all samples failed: {reasons}", code="samples_failed")
 
 
 async def _shown_views(update: TurnUpdate) -> list[ImageView]:

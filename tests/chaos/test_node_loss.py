@@ -102,10 +102,11 @@ def test_a_lost_node_of_the_learners(
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_run_without_room_tells_what_it_waits_for(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(learner, "ROOM_POLL_S", 0.5)
     config = load(None, [f"run.dir={tmp_path}", "learner.cpus=100"])
-    threading.Timer(6.0, (tmp_path / "STOP").touch).start()
+    threading.Timer(2.0, (tmp_path / "STOP").touch).start()
     assert _wait_for_room(config, "", elastic=True) is None
     (notice,) = events.read(tmp_path, events.NOTICE)
     assert notice["waiting"]

@@ -41,7 +41,7 @@ from pixelis.datasets.questions import read_questions
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MOMENTS = 20 if os.environ.get("PIXELIS_CHAOS") == "full" else 1
-TIMEOUT_S = 2.0
+TIMEOUT_S = 1.0
 PROMPTS = 12
 """Of each of two batches with failing rewards, in groups of 8: every fault occurs several times."""
 RecordFigures = Callable[..., None]

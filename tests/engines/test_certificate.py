@@ -19,8 +19,9 @@ pytestmark = [
 @pytest.mark.parametrize(
     "family",
     [
-        "qwen2_5_vl",
         "qwen3_vl",
+        # test_parity.py compares this one with the learner, too.
+        pytest.param("qwen2_5_vl", marks=pytest.mark.long),
         *(
             pytest.param(f, marks=pytest.mark.long)
             for f in ("qwen2_vl", "qwen2", "qwen3", "qwen3_vl_moe", "internvl")

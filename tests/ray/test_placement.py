@@ -20,10 +20,10 @@ def run_on_nodes(tmp_path: Path, nodes: list[dict[str, float]], body: str) -> An
     import json, os
     import ray
     from ray.cluster_utils import Cluster
-    nodes = {nodes!r}
-    cluster = Cluster(initialize_head=True, head_node_args=dict(nodes[0], object_store_memory=100_000_000))
+    nodes, small = {nodes!r}, {{"object_store_memory": 100_000_000}}
+    cluster = Cluster(initialize_head=True, head_node_args=dict(nodes[0], **small, include_dashboard=False))
     for node in nodes[1:]:
-        cluster.add_node(**node, object_store_memory=100_000_000)
+        cluster.add_node(**node, **small)
     os.environ["RAY_ADDRESS"] = cluster.address
     from pixelis.actors import cluster as actors_cluster, placement, reservations
     from pixelis.config import load

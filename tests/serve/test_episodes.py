@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
 import sys
 import threading
 import time
@@ -109,7 +108,7 @@ class Service:
 def adapter(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> str:
     """One that has learnt to look closer before it answers."""
     own = ["sft.steps=60", "data.direct_share=0", f"run.dir={tmp_path_factory.mktemp('sft')}"]
-    return os.environ.get("TMP_ADAPTER") or str(sft.run(load("configs/nano/quickstart.yaml", own)))
+    return str(sft.run(load("configs/nano/quickstart.yaml", own)))
 
 
 @contextmanager

@@ -161,7 +161,7 @@ def numbered(names: list[str | None]) -> list[int]:
 
 @pytest.mark.slow
 def test_an_answer_whose_comparison_never_ends_votes_alone() -> None:
-    services = Services(RewardsConfig(timeout_s=4.0))
+    services = Services(RewardsConfig(timeout_s=2.0))
     try:
         check_votes(services, "math", ["7", "9^{9^{9^{9}}}", "7.0"], [0, 1, 0])
     finally:

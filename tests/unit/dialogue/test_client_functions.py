@@ -103,7 +103,8 @@ def test_calls_of_both_sides_mix_and_the_client_goes_on_where_it_was_interrupted
     second, session = complete([mixed], first, said)
     assert session.calls[0][0] == sound(second).token_ids()[: -len(second.trajectory.turns[-1].tokens)]
     assert session.calls[0][1] == 4  # all pictures so far
-    last, session = complete([ANSWER], second, Said([given("dark")]))
+    without = QUESTION.model_copy(update={"functions": []})  # as `tool_choice: none`
+    last, session = complete([ANSWER], second, Said([given("dark")]), question=without)
     done = sound(last)
     assert (done.stop_reason, done.answer, done.operations_ok) == (StopReason.ANSWER, "7", 4)
     told = [turn.text for turn in done.turns if turn.role == "tool"]

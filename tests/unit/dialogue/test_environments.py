@@ -12,7 +12,7 @@ from dialogue_models import ScriptedSession, nano_folder, renderer
 
 from pixelis import config
 from pixelis.actors.toolbox import Call, Toolbox
-from pixelis.config import DialogueConfig, parse
+from pixelis.config import DialogueConfig, ToolboxConfig, parse
 from pixelis.datasets.demonstration_checks import check_demonstration
 from pixelis.datasets.demonstrations import Player
 from pixelis.dialogue.agent import Episode, Limits
@@ -26,6 +26,7 @@ from pixelis.rewards.terms import score_group
 
 ROOT = Path(__file__).resolve().parents[3]
 WALK = f"{ROOT}/docs/examples/grid_walk.py:GridWalk"
+WALKS = select_environments(ToolboxConfig(environments=[WALK]))
 QUESTION = Question(id="q", question="Walk.", environment="grid_walk", scorer="exact")
 
 
@@ -36,7 +37,7 @@ class Tools:
         toolbox = Toolbox.__ray_metadata__.modified_class
         self.box = object.__new__(toolbox)
         self.box.config = parse({"toolbox": {"environments": [WALK]}})
-        self.box.environments, self.box.episodes = select_environments([WALK]), {}
+        self.box.environments, self.box.episodes = WALKS, {}
         self.box.crop, self.box.multiple = PixelBudget(64 * 64, 64 * 64), renderer("nano").spec.multiple
         self.question = question
 
@@ -75,7 +76,13 @@ def asked(steps: int, border: bool = False) -> Question:
 def rendering(max_calls: int = 1) -> Renderer:
     base = renderer("nano")
     dialogue = DialogueConfig(max_calls=max_calls)
-    return Renderer(base.tokenizer, base.spec, dialogue, [OPERATIONS["zoom_in"]], select_environments([WALK]))
+    return Renderer(
+        base.tokenizer,
+        base.spec,
+        dialogue,
+        [OPERATIONS["zoom_in"]],
+        WALKS,
+    )
 
 
 def play(
@@ -153,15 +160,16 @@ def test_episodes_of_a_question_start_alike() -> None:
 def test_classes_that_cannot_be_used_are_named(names: list[str], message: str, tmp_path: Path) -> None:
     half = "from pixelis.operations import Environment\nclass Half(Environment):\n    name = 'half'\n"
     (tmp_path / "half.py").write_text(half)
+    environments = [name.replace("FOLDER", str(tmp_path)) for name in names]
     with pytest.raises(BadConfig, match=message):
-        select_environments([name.replace("FOLDER", str(tmp_path)) for name in names])
+        select_environments(ToolboxConfig(environments=environments))
 
 
 def test_only_the_actions_of_its_environment_are_offered() -> None:
     with pytest.raises(BadInput, match="grid_walk") as error:
         rendering().prompt(QUESTION.model_copy(update={"environment": "gridwalk"}), [])
     assert error.value.code == "unknown_environment"
-    base, walk = renderer("large"), select_environments([WALK])
+    base, walk = renderer("large"), WALKS
     with pytest.raises(BadConfig, match="no form for move"):
         Renderer(base.tokenizer, base.spec, DialogueConfig(dialect="deepeyes"), [], walk)
     large = Renderer(base.tokenizer, base.spec, DialogueConfig(), [OPERATIONS["zoom_in"]], walk)
@@ -220,7 +228,10 @@ def test_demonstrations_that_do_not_fit_their_environment_are_dropped_by_name() 
 
 
 def test_demonstrations_in_environments_are_checked_before_they_are_played() -> None:
-    environments, zoom = select_environments([WALK]), {"zoom_in": OPERATIONS["zoom_in"]}
+    environments, zoom = (
+        WALKS,
+        {"zoom_in": OPERATIONS["zoom_in"]},
+    )
     right = demonstration({"op": "move", "direction": "up"})
     assert check_demonstration(right, "rows", zoom, environments) is None
     for row, problem in (

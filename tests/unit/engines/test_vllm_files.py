@@ -21,8 +21,8 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from pixelis import config
 from pixelis.engines import start_engine
-from pixelis.engines.vllm import VllmEngine, collapse
-from pixelis.engines.vllm_files import Scratch, link_model
+from pixelis.engines.vllm import VllmEngine
+from pixelis.engines.vllm_files import Scratch, collapse, link_model
 from pixelis.errors import BadInput, MissingDependency
 from pixelis.families import FAMILIES as REGISTRY
 from pixelis.families.qwen import QwenVL

@@ -12,8 +12,7 @@ from pixelis.config import load
 from pixelis.protocol.errors import parse_body
 from pixelis.protocol.responses import LOG_PROBS
 from pixelis.records import Experience, Group, Neighbour, Question, StopReason, Trajectory, Turn, Verdict
-from pixelis.rewards.vote import OVERRULED, vote
-from pixelis.serve.agent import winning
+from pixelis.rewards.vote import OVERRULED, vote, winning
 from pixelis.serve.agent_types import Answer
 from pixelis.serve.protocol.openai import ChatFormat, ChatRequest
 from pixelis.serve.protocol.responses import ResponsesFormat, ResponsesRequest
