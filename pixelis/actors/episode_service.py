@@ -101,18 +101,18 @@ class EpisodeService:
             raise ApiError(429, message, "too_many_episodes", retry_after_s=10.0)
         if body.scorer is not None:
             find_scorer(body.scorer)  # raises BadInput
-        group = self._group(owner, body.group) or EpisodeGroup(body.group or "", owner, sampling.seed)
-        self.groups[group.id] = group
-        group.samples = max(group.samples, body.samples or 1)
         question = Question(
             id=new_id("q"),
             question=body.question or "",
             answers=body.answers,
-            scorer=body.scorer,
+            scorer=body.scorer or "exact",
             meta=dict(body.metadata or {}),
             task="serve",
             split="serve",
         )
+        group = self._group(owner, body.group) or EpisodeGroup(body.group or "", owner, sampling.seed)
+        self.groups[group.id] = group
+        group.samples = max(group.samples, body.samples or 1)
         episode = self.episodes.open(
             question,
             group.id,

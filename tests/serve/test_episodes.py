@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
 import sys
 import threading
 import time
@@ -69,13 +68,15 @@ class Service:
         app = create_app(GatewayState(self.config, Agent(self.config, self.backends), None))
         port = free_port()
         server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
-        thread = threading.Thread(target=server.run)
+        thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         while not server.started:
             time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}"
-        server.should_exit = server.force_exit = True
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join(20)
 
     def http(self, key: str | None = None) -> httpx.Client:
         headers = {"Authorization": f"Bearer {key or self.key}"}
@@ -107,7 +108,7 @@ class Service:
 def adapter(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> str:
     """One that has learnt to look closer before it answers."""
     own = ["sft.steps=60", "data.direct_share=0", f"run.dir={tmp_path_factory.mktemp('sft')}"]
-    return os.environ.get("TMP_ADAPTER") or str(sft.run(load("configs/nano/quickstart.yaml", own)))
+    return str(sft.run(load("configs/nano/quickstart.yaml", own)))
 
 
 @contextmanager
