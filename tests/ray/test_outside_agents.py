@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 
 QUESTIONS = 4
 AGENTS = '''
+import asyncio
 import os
 
 async def ask(question, client):
@@ -44,6 +45,7 @@ async def moody(question, client):
         case 2:
             return float("nan")
         case 3:
+            await asyncio.sleep(3)  # the others of its process have ended
             os._exit(1)
 '''
 
