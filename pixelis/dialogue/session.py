@@ -54,23 +54,25 @@ class Start:
 
     ``ordinal``: number of the episode in its group. ``turns``: those that the policy has taken. ``prompt`` and
     ``so_far``: numbers of tokens and views of the first prompt, and of all until the end of these turns.
+    ``alone``: an outside agent's, so that the other episodes of its group come one by one.
     """
 
     ordinal: int = 0
     turns: int = 0
     prompt: tuple[int, int] = (0, 0)
     so_far: tuple[int, int] = (0, 0)
+    alone: bool = False
 
     @classmethod
     def after(cls, trajectory: Trajectory, ordinal: int = 0) -> Start:
-        """After the last turn of a trajectory, which is the policy's."""
+        """After the last turn of an outside agent's trajectory, which is the policy's."""
 
         def sizes(turns: Iterable[Turn]) -> tuple[int, int]:
             counts = [(len(turn.tokens), len(turn.images)) for turn in turns]
             return sum(tokens for tokens, _ in counts), sum(views for _, views in counts)
 
         prompt = itertools.takewhile(lambda turn: not turn.is_policy, trajectory.turns)
-        return cls(ordinal, trajectory.policy_turns, sizes(prompt), sizes(trajectory.turns))
+        return cls(ordinal, trajectory.policy_turns, sizes(prompt), sizes(trajectory.turns), True)
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """The embedded engine: batches of requests (waves) run with transformers in one worker thread.
 
-A wave starts when all open sessions are waiting and no other has come for `SETTLE_S`, when `max_num_seqs` are
-waiting, or when the oldest has waited for `MAX_WAIT_S`. The worker thread uses only the model; sessions, queues and
-futures belong to the event loop.
+A wave starts when all open sessions are waiting, when `max_num_seqs` are waiting, or when the oldest has
+waited for `MAX_WAIT_S`. The worker thread uses only the model; sessions, queues and futures belong to the
+event loop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MAX_WAIT_S = 0.25
 SETTLE_S = 0.02
-"""A wave waits this long after the last session was opened: those of one group may come one by one."""
+"""A wave waits this long after an outside agent's session was opened: those of a group come one by one."""
 MAX_KEPT = 32
 """Most episodes whose keys and values wait for the next request of a client."""
 Outcome = tuple[Completion, Past] | PixelisError
@@ -55,7 +55,8 @@ class HfSession(EngineSession):
 
     def __init__(self, engine: HfEngine, prefix_key: str | None, start: Start):
         super().__init__(engine, prefix_key, start)
-        engine.opened_at = asyncio.get_running_loop().time()
+        if start.alone:
+            engine.alone_at = asyncio.get_running_loop().time()
         self.past: Past | None = None
         self.ids: list[int] = []
         self.digests: list[bytes] = []
@@ -140,7 +141,7 @@ class HfEngine(Engine[HfSession]):
         self._pending: list[_Request] = []
         self._wave: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.opened_at = 0.0
+        self.alone_at = 0.0
         self.waves = 0
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
@@ -223,7 +224,7 @@ class HfEngine(Engine[HfSession]):
         now, waiting = loop.time(), len(self._pending)
         due = min(request.since for request in self._pending) + MAX_WAIT_S
         if waiting >= len(self._sessions):
-            due = min(due, self.opened_at + SETTLE_S)
+            due = min(due, self.alone_at + SETTLE_S)
         if waiting < self.max_num_seqs and now < due:
             self._timer = loop.call_at(due + 1e-3, self._start_wave)
             return
