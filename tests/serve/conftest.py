@@ -31,7 +31,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Config]:
     limits = ["engine.workers=2", "engine.max_num_seqs=8", "serve.samples=4", "serve.replicas=1"]
     limits += ["serve.max_queue=2", "serve.timeout_s=5", "serve.max_body_bytes=1000000"]
     limits += ["serve.max_question_chars=500", "toolbox.max_image_pixels=1000000", "dialogue.max_images=3"]
-    limits += ["serve.per_minute=100000", "memory.cpus=0"]
+    limits += ["serve.per_minute=100000", "memory.cpus=0", "memory.write_timeout_s=4"]
     own = ["evolution.batch=2", "evolution.queue=4", "evolution.cold_start=0", "evolution.per_minute=6000"]
     own += ["evolution.canary.enabled=false"]
     own += ["evolution.max_share_per_question=1"]  # tests ask the same question again
