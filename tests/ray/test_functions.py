@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixture
 PAGE = Path(__file__).resolve().parents[2] / "docs/python.md"
 
 
+@pytest.mark.long
 def test_the_page_trains_evaluates_and_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     row = card_questions.question_row("test", 7, 0)

@@ -148,7 +148,8 @@ def test_programs_take_questions_over_http(ray_cluster: None, tmp_path: Path) ->
     assert all(t.stop_reason is not StopReason.ANSWER or t.learnt_tokens for t in trajectories)
 
 
-@pytest.mark.parametrize("example", ["zoom_agent", pytest.param("pydantic_agent", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("example", ["zoom_agent", "pydantic_agent"])
 def test_an_agent_of_the_examples_trains(ray_cluster: None, tmp_path: Path, example: str) -> None:
     """With a tool of its own."""
     overrides = [f"run.dir={tmp_path / 'run'}", "data.train=cards:zoom"]

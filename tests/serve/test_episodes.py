@@ -112,7 +112,7 @@ def adapter(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @contextmanager
-def served(adapter: str, folder: Path, *overrides: str) -> Iterator[Service]:
+def served(adapter: str | None, folder: Path, *overrides: str) -> Iterator[Service]:
     off = ["evolution.enabled=false", "memory.enabled=false", "toolbox.workers=1", "toolbox.cpus=0"]
     limits = [
         "engine.cpus=0.1",
@@ -133,6 +133,13 @@ def service(adapter: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """One without operations of its own, which samples greedily, because a clumsy policy gives up now and then."""
     own = ["toolbox.operations=[]", "serve.sampling.temperature=0"]
     with served(adapter, tmp_path_factory.mktemp("episodes"), *own) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def untaught(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One whose policy has learnt nothing, for what does not depend on its replies."""
+    with served(None, tmp_path_factory.mktemp("untaught"), "toolbox.operations=[]") as service:
         yield service
 
 
@@ -262,6 +269,7 @@ def by_pydantic_ai(question: AgentQuestion, url: str, key: str, stream: bool) ->
 LOOPS = [by_openai, by_responses, by_litellm, by_pydantic_ai]
 
 
+@pytest.mark.long  # the policy learns to call first
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("kind", ["episode", "service"])
@@ -279,6 +287,7 @@ def test_a_client_that_knows_nothing_of_us_runs_its_tool_loop(
         assert trajectory.policy_turns == calls + 1
 
 
+@pytest.mark.long
 def test_an_episode_is_that_of_our_own_loop_with_the_same_seed(
     adapter: str, tmp_path: Path, asked: AgentQuestion
 ) -> None:
@@ -334,22 +343,22 @@ def test_an_episode_is_that_of_our_own_loop_with_the_same_seed(
 
 
 def test_a_repeated_request_gets_the_reply_that_a_dead_gateway_had_asked_for(
-    service: Service, asked: AgentQuestion
+    untaught: Service, asked: AgentQuestion
 ) -> None:
-    episode = service.open()
+    episode = untaught.open()
     body = {
         "model": "m",
         "tools": [zoom_agent.ZOOM],
         "messages": [{"role": "user", "content": asked.content}],
     }
     path = f"/v1/episodes/{episode['id']}/v1/chat/completions"
-    headers = {"Authorization": f"Bearer {service.key}"}
-    with service.gateway() as url, httpx.Client(base_url=url, headers=headers, timeout=60) as http:
+    headers = {"Authorization": f"Bearer {untaught.key}"}
+    with untaught.gateway() as url, httpx.Client(base_url=url, headers=headers, timeout=60) as http:
         first = http.post(path, json=body).json()["choices"][0]["message"]
-    with service.http() as http:
+    with untaught.http() as http:
         again = http.post(path, json=body).json()["choices"][0]["message"]
         assert again == first
-        assert service.status(episode["id"])["branches"] == {"main": 1}
+        assert untaught.status(episode["id"])["branches"] == {"main": 1}
         # Another seed is another request: it opens a branch
         other = http.post(path, json={**body, "seed": 77}).json()
         assert other["pixelis"]["branch"] == "branch-1"
@@ -369,38 +378,38 @@ def test_a_repeated_request_gets_the_reply_that_a_dead_gateway_had_asked_for(
         assert (late.status_code, error_of(late)["code"]) == (409, "episode_ended")
 
 
-def test_who_leaves_ends_the_sampling(service: Service, asked: AgentQuestion) -> None:
-    episode = service.open()
+def test_who_leaves_ends_the_sampling(untaught: Service, asked: AgentQuestion) -> None:
+    episode = untaught.open()
     body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": asked.content}]}
     path = f"/v1/episodes/{episode['id']}/v1/chat/completions"
-    with service.http() as http, http.stream("POST", path, json=body) as reply:
+    with untaught.http() as http, http.stream("POST", path, json=body) as reply:
         assert reply.status_code == 200
         next(reply.iter_lines())
-    with service.http() as http:
+    with untaught.http() as http:
         whole = http.post(path, json={**body, "stream": False})
     assert whole.status_code in (200, 409), whole.text
-    assert set(service.status(episode["id"])["branches"]) == {"main"}
+    assert set(untaught.status(episode["id"])["branches"]) == {"main"}
 
 
-def test_episodes_belong_to_a_key_and_end_by_themselves(service: Service) -> None:
-    other = KeyFile(key_file(service.config)).create("others", ["ask", "feedback"])
-    mine = service.open(expires_s=1.0)
+def test_episodes_belong_to_a_key_and_end_by_themselves(untaught: Service) -> None:
+    other = KeyFile(key_file(untaught.config)).create("others", ["ask", "feedback"])
+    mine = untaught.open(expires_s=1.0)
     for method, path, body in (
         ("GET", "", None),
         ("POST", "/reward", {"reward": 1}),
         ("POST", "/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "?"}]}),
     ):
-        with service.http(other) as http:
+        with untaught.http(other) as http:
             refused = http.request(method, f"/v1/episodes/{mine['id']}{path}", json=body)
         assert (refused.status_code, error_of(refused)["code"]) == (404, "episode_not_found")
     deadline = time.monotonic() + 20
-    while service.status(mine["id"])["status"] == "open":
+    while untaught.status(mine["id"])["status"] == "open":
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    with service.http() as http:
+    with untaught.http() as http:
         late = http.post(f"/v1/episodes/{mine['id']}/reward", json={"reward": 1}).json()
     assert (late["status"], late["reward"]) == ("expired", None)
-    with service.http(other) as http:
+    with untaught.http(other) as http:
         opened = [http.post("/v1/episodes", json={}) for _ in range(21)]
         assert [reply.status_code for reply in opened] == [200] * 20 + [429]
         assert error_of(opened[-1])["code"] == "too_many_episodes"
@@ -409,6 +418,7 @@ def test_episodes_belong_to_a_key_and_end_by_themselves(service: Service) -> Non
         assert http.post("/v1/episodes", json={}).status_code == 200
 
 
+@pytest.mark.long
 def test_a_call_that_must_be_made_is_sampled_twice(service: Service, asked: AgentQuestion) -> None:
     with openai.OpenAI(base_url=f"{service.url}/v1", api_key=service.key, max_retries=0) as client:
         with pytest.raises(openai.UnprocessableEntityError) as error:
@@ -496,9 +506,9 @@ BAD_EPISODES: list[tuple[str, dict[str, Any], int, str, str | None]] = [
 ]
 
 
-def test_every_bad_request_has_an_openai_error(service: Service) -> None:
-    id = service.open()["id"]
-    with service.http() as http:
+def test_every_bad_request_has_an_openai_error(untaught: Service) -> None:
+    id = untaught.open()["id"]
+    with untaught.http() as http:
         for changes, status, code, param in BAD_CHATS:
             body = {"model": "pixelis-nano", "messages": [USER], "tools": [LOOK], **changes}
             for path in ("/v1/chat/completions", f"/v1/episodes/{id}/v1/chat/completions"):
@@ -520,4 +530,4 @@ def test_every_bad_request_has_an_openai_error(service: Service) -> None:
         )
         assert error_of(stored)["param"] == "previous_response_id"
         assert http.post("/v1/episodes", content="{}").status_code == 415
-    assert service.status(id)["status"] == "open"
+    assert untaught.status(id)["status"] == "open"
