@@ -26,7 +26,7 @@ LANES = 2
 """With three clusters, two processors answer so late that tests of timeouts and kills under load fail."""
 NICENESS = 5
 """Of the targets without priority."""
-IDLE = 15
+IDLE = 10
 """Niceness of the targets that run in idle time."""
 REPEATED = 3
 """More failed tests than these, of all targets together, are not the machine's fault."""

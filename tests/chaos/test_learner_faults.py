@@ -190,6 +190,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     return folder, stop(folder, signal.SIGTERM, 1)
 
 
+@pytest.mark.long  # tests/ray/test_submit.py stops a job so
 def test_f16_a_sigterm_leaves_a_checkpoint_and_nothing_else(
     stopped: tuple[Path, dict[str, Any]], record_figures: RecordFigures
 ) -> None:
@@ -311,7 +312,7 @@ def test_the_generators_of_a_colocated_run_sleep_while_the_learner_works(
     record_figures(asleep_s=asleep, learner_s=learning)
 
 
-@pytest.mark.long  # above: SIGTERM
+@pytest.mark.long
 def test_f16_a_ctrl_c_leaves_a_checkpoint_and_nothing_else(
     tmp_path: Path, record_figures: RecordFigures
 ) -> None:
