@@ -227,6 +227,7 @@ class KillingPublisher(WeightPublisher):
         return super().publish(trainer, metrics, restart)
 
 
+@pytest.mark.long  # tests/ray/test_jobs.py resumes a run to the same weights, without kills
 def test_f05_f26_f03_a_resumed_run_with_killed_actors_equals_an_uninterrupted_run(
     uninterrupted: Path, stopped: tuple[Path, dict[str, Any]], record_figures: RecordFigures
 ) -> None:
