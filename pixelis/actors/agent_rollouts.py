@@ -170,7 +170,7 @@ class AgentRollouts:
             everywhere = host in ("0.0.0.0", "::", "")
             shown = ray.util.get_node_ip_address() if everywhere else host
             self.url = f"http://{shown}:{listener.getsockname()[1]}"
-            server = uvicorn.Server(uvicorn.Config(create_app(self), log_level="warning"))
+            server = uvicorn.Server(uvicorn.Config(create_app(self), lifespan="off", log_level="warning"))
             self.server = asyncio.create_task(server.serve(sockets=[listener]))
             reference = self.config.rft.agent or HTTP
             if reference == HTTP:
