@@ -117,9 +117,9 @@ class Agent:
         Raises BadConfig, MissingFile, MissingDependency, and BadInput for an adapter of another model.
         """
         named = {"policy.model": model, "policy.adapter": adapter}
-        given = {key: value for key, value in named.items() if value is not None}
+        policy = {key: value for key, value in named.items() if value is not None}
         default = NANO if model in (None, "nano") else OTHERS
-        return cls(absolute(load(config or default, given | overrides)))
+        return cls(absolute(load(config or default, policy | overrides)))
 
     def ask(
         self,

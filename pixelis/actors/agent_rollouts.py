@@ -30,7 +30,7 @@ from pixelis.actors.generator_router import GeneratorRouter, Reservation
 from pixelis.actors.group_views import GroupViews
 from pixelis.actors.rollout_messages import RolloutRequest, RolloutResult
 from pixelis.config import Config
-from pixelis.errors import BadInput, DataFailure, InfraFailure, PixelisError
+from pixelis.errors import BadInput, InfraFailure, PixelisError
 from pixelis.files import replacing
 from pixelis.protocol.episodes import (
     EpisodeRequest,
@@ -121,8 +121,10 @@ class AgentRollouts:
                 episode.fail("agent_died")
             except TimeoutError:
                 episode.fail("agent_timeout")
-            finally:
-                episode.fail("cancelled")  # unless it has ended
+            except BaseException:  # of the run, as its cancellation
+                episode.fail("cancelled")
+                self.episodes.close(episode)
+                raise
             count("rollouts/agent_episodes", tags={"outcome": episode.cause or "ended"})
             if episode.cause not in ("agent_died", "agent_timeout") or attempt == ATTEMPTS - 1:
                 break
@@ -143,7 +145,8 @@ class AgentRollouts:
                 outcome = await runner.play.remote(shown, url, self.key, self.timeout_s)
             episode.end(as_terms(outcome))
         except RayTaskError as error:
-            if isinstance(cause := root_cause(error), BadInput | DataFailure | TimeoutError):
+            # Whatever else an agent raises is its fault, not the question's
+            if isinstance(cause := root_cause(error), TimeoutError):
                 raise cause from None
             self.failed(episode, f"{cause!r:.500}")
         except TimeoutError:  # its process hangs
@@ -193,7 +196,7 @@ def as_terms(outcome: Outcome) -> dict[str, float] | None:
     values = {str(name): float(value) for name, value in terms.items()}
     if not all(map(math.isfinite, values.values())):
         raise ValueError(f"the agent's reward {outcome!r} is not finite")
-    return values
+    return values or None
 
 
 class RunHost(EpisodeHost):

@@ -124,14 +124,16 @@ class EpisodeOutcomes:
         if self.memory is not None and await self.memory.size() < c.evolution.cold_start:
             self._count("cold_start")
             return
-        found = await asyncio.to_thread(lesson, experiences, c.evolution, c.rewards, owner, time.time())
-        if found.task is None or found.verdict is None:
-            self._count(found.cause)
-            if found.verdict is not None and len(ended) >= MIN_VOTES:
+        decision = await asyncio.to_thread(lesson, experiences, c.evolution, c.rewards, owner, time.time())
+        if decision.task is None or decision.verdict is None:
+            self._count(decision.cause)
+            if decision.verdict is not None and len(ended) >= MIN_VOTES:
                 updates.gated(owner)
             return
         self._count("task")
-        await self.background.count("update_sent", self._send(updates, found.task, found.verdict, ended))
+        await self.background.count(
+            "update_sent", self._send(updates, decision.task, decision.verdict, ended)
+        )
 
     def _count(self, outcome: str) -> None:
         """Count what has become of a group."""

@@ -59,14 +59,14 @@ def lesson(
     rewarded = [e for e in sound if e.trajectory.outcome is not None]
     if not sound:
         return Lesson(cause="failed")
-    found = _by_reward(sound, rewarded, rewards) if rewarded else _by_vote(sound, evolution, rewards, now)
-    if found.task is None:
-        return found
+    decision = _by_reward(sound, rewarded, rewards) if rewarded else _by_vote(sound, evolution, rewards, now)
+    if decision.task is None:
+        return decision
     # The same for a repetition: Evolution takes it once
     id = f"task_{sound[0].trajectory.group_id.removeprefix('group_')}"
     details: dict[str, Any] = {"id": id, "user": user, "created_at": now}
     details["experiences"] = {e.trajectory.id: e.id for e in sound}
-    return Lesson(found.task.model_copy(update=details), found.verdict)
+    return Lesson(decision.task.model_copy(update=details), decision.verdict)
 
 
 def _by_reward(sound: Sequence[Experience], rewarded: Sequence[Experience], rewards: RewardsConfig) -> Lesson:

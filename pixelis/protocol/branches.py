@@ -106,10 +106,10 @@ class Branches:
     def abandon(self, branch: str) -> None:
         """Forget a request that failed, and its branch if that has no reply of its own."""
         own = self.branches[branch]
-        kept = own.kept(len(own.messages))
-        if kept == own.forked:
+        end = own.kept(len(own.messages))
+        if end == own.forked:
             del self.branches[branch]
-        own.messages = own.messages[:kept]
+        own.messages = own.messages[:end]
 
     def up_to(self, id: str) -> list[Message]:
         """The messages up to the reply with this id. Raises KeyError."""
