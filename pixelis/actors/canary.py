@@ -10,6 +10,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from pixelis.actors.agent_rollouts import AgentRollouts
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
 from pixelis.actors.group_views import Stored, UpdatePictures
@@ -45,12 +46,14 @@ def canary_questions(config: CanaryConfig) -> list[Question]:
 class Canary:
     """Answers `evolution.canary.count` questions greedily and scores the answers.
 
-    Ground truth never leaves this class. generator: one that serves no requests, because it loads candidates.
+    Ground truth never leaves this class. With `rft.agent` that agent plays the episodes. generator: one that
+    serves no requests, because it loads candidates.
     """
 
     def __init__(self, config: Config, generator: ActorHandle, pictures: UpdatePictures):
         self.config, self.pictures = config, pictures
         self.router = GeneratorRouter([generator], RouterTimeouts.of(config))
+        self.player = AgentRollouts(config, self.router) if config.rft.agent else self.router
         self.questions: list[Question] = []
         self.traffic: dict[str, dict[str, Stored]] = {}
         """Stored pictures of traffic questions by media id, by question."""
@@ -118,10 +121,11 @@ class Canary:
         d = self.config.dialogue
         greedy = SamplingParams(0.0, 1.0, d.max_turn_tokens, self.config.run.seed, BATCH_PRIORITY)
         unlabelled = question.model_copy(update={"answers": None, "annotations": None})
+        player = self.router if pictures else self.player  # an agent's traffic question had no calls
         name, tools = f"canary-{version}-{question.id}", self.config.toolbox.has_tools
         request = RolloutRequest(unlabelled, name, 1, greedy, tools, pictures=pictures, views=False)
         try:
-            group = (await self.router.rollout(request)).group
+            group = (await player.rollout(request)).group
         except (DataFailure, BadInput):
             return None
         return group.model_copy(update={"question": question})

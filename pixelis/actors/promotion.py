@@ -114,7 +114,7 @@ class Promotion:
             async with self.transition:
                 if self.restore is not None or self.served != before:
                     refused = "made from withdrawn weights"
-                elif decision is not None and decision.reason == "inconclusive":
+                elif decision is not None and decision.waits:
                     details = {"version": version, "served": self.served}
                     await self.note("promotion", "canary", "wait", "skipped", details)
                     return False
@@ -152,7 +152,7 @@ class Promotion:
             await self.note("canary", "canary", "judge_traffic", result, details)
             if on_traffic.fell:
                 decision = replace(decision, promote=False, reason="traffic_fell_significantly")
-        outcome = "promote" if decision.promote else "wait" if decision.reason == "inconclusive" else "refuse"
+        outcome = "promote" if decision.promote else "wait" if decision.waits else "refuse"
         await self._record_judgement(version, decision, outcome, on_traffic)
         return decision, scores
 

@@ -29,6 +29,7 @@ Reason = Literal[
     "better",
     "not_worse",
     "inconclusive",
+    "blind",
     "fell",
     "fell_significantly",
     "traffic_fell_significantly",
@@ -58,6 +59,11 @@ class Decision:
     def fell(self) -> bool:
         return self.reason in ("fell", "fell_significantly", "traffic_fell_significantly")
 
+    @property
+    def waits(self) -> bool:
+        """Whether more evidence may follow: the version is neither promoted nor withdrawn."""
+        return self.reason in ("inconclusive", "blind")
+
 
 def compare(
     candidate: Scores, reference: Scores, config: CanaryConfig, against: int | None = None, look: int = 1
@@ -65,7 +71,8 @@ def compare(
     """Compare a candidate with a reference; ``look`` counts the candidates since the last promotion.
 
     A fall: the mean is below ``-tolerance``, or negative by at least SIGMA standard errors. A promotion needs
-    a lower bound of the mean of at least ``-tolerance``.
+    a lower bound of the mean of at least ``-tolerance``; if the reference gets so little right that no candidate
+    can fall by that much, as without the tools of an outside agent, only a better one is promoted.
     """
     questions = candidate.keys() | reference.keys()
     pairs = [
@@ -97,8 +104,10 @@ def compare(
         reason = "fell_significantly"
     elif bound < -config.tolerance - ROUNDING:
         reason = "inconclusive"
+    elif cautious_mean >= SIGMA * cautious_se:
+        reason = "better"
     else:
-        reason = "better" if cautious_mean >= SIGMA * cautious_se else "not_worse"
+        reason = "blind" if accuracies[1] <= config.tolerance < 1 else "not_worse"
     return Decision(reason in ("better", "not_worse"), reason, mean, se, bound, *accuracies, n, against)
 
 

@@ -6,6 +6,7 @@ const MAX_VERSIONS = 50;
 const INTERVAL = 1.96;
 const REASONS = {
   inconclusive: "its test has not ruled out that it is worse; it learns on",
+  blind: "the version before answers too few test questions for a fall to show; it learns on",
   too_few_questions: "too few test questions could be scored",
   fell: "it answers fewer test questions correctly",
   fell_significantly: "it answers clearly fewer test questions correctly",

@@ -57,6 +57,15 @@ def test_a_promotion_needs_evidence_of_no_harm():
     assert compare(scores(least - 1, 0), scores(least - 1, 0), CAREFUL).reason == "inconclusive"
 
 
+def test_questions_that_nobody_answers_right_promote_only_a_better_version():
+    """Without the tools of an outside agent the canary would see no fall."""
+    nobody, some = scores(4, 764), scores(60, 708)
+    blind = compare(nobody, nobody, CAREFUL)
+    assert (blind.promote, blind.waits, blind.fell) == (False, True, False)
+    assert compare(some, nobody, CAREFUL).promote
+    assert compare(some, some, CAREFUL).promote
+
+
 def test_a_gain_is_named_only_with_evidence():
     # 4 won: the sign test has p = .125
     assert compare(scores(204, 52), scores(200, 56), CAREFUL).reason == "not_worse"
