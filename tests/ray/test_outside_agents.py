@@ -15,6 +15,8 @@ import pytest
 import ray
 
 from pixelis.actors import placement
+from pixelis.actors.canary import Canary
+from pixelis.actors.group_views import UpdatePictures
 from pixelis.config import absolute, load
 from pixelis.errors import BadConfig
 from pixelis.jobs import rft
@@ -33,6 +35,11 @@ async def ask(question, client):
     """The policy answers with its own operations; the agent adds nothing."""
     messages = [{"role": "user", "content": question.content}]
     await client.chat.completions.create(model="policy", messages=messages)
+
+async def noted(question, client):
+    await ask(question, client)
+    with open(__file__ + ".played", "a") as file:
+        print(question.id, question.answers, file=file)
 
 async def moody(question, client):
     """Each of its ways to fail, and one reward, by the number of the question."""
@@ -171,3 +178,19 @@ def test_an_agent_that_is_no_async_function_is_refused(agents: Path) -> None:
     for name, message in (("missing", "has no `missing`"), ("os", "no async function")):
         with pytest.raises(BadConfig, match=message):
             rft.checked(load("configs/nano/rft.yaml", [f"rft.agent={agents}:{name}"]))
+
+
+@pytest.mark.long
+def test_the_agent_of_a_service_plays_the_questions_of_its_canary(
+    ray_cluster: None, agents: Path, tmp_path: Path
+) -> None:
+    """With its own tools alone it would answer nothing right by the policy's own loop."""
+    few = ["evolution.canary.count=3", "evolution.canary.tolerance=1", "evolution.canary.risk=1"]
+    own = [f"run.dir={tmp_path}", f"rft.agent={agents}:noted", *few]
+    config = absolute(load("configs/nano/rft.yaml", own))
+    with placement.placed(config, learner=False) as actors:
+        canary = Canary(config, actors.generators[0], UpdatePictures())
+        scores = asyncio.run(canary.judge(ray.get(actors.store.promoted.remote())))
+    played = Path(f"{agents}.played").read_text().splitlines()
+    assert sorted(played) == sorted(f"{name} None" for name in scores)
+    assert None not in scores.values()
