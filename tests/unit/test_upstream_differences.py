@@ -159,6 +159,7 @@ def numbered(names: list[str | None]) -> list[int]:
     return [order.index(name) for name in names]
 
 
+@pytest.mark.long  # tests/unit/rewards/test_worker_pool.py: an endless formula costs its sample
 @pytest.mark.slow
 def test_an_answer_whose_comparison_never_ends_votes_alone() -> None:
     services = Services(RewardsConfig(timeout_s=2.0))

@@ -146,6 +146,7 @@ except PixelisError as error:
 """
 
 
+@pytest.mark.long  # test_a_data_set_is_read_by_its_split: what is asked for is fetched
 @pytest.mark.slow
 def test_a_dry_run_fetches_settings_and_a_run_the_weights_once(hub: ThreadingHTTPServer, tmp_path: Path):
     planned = run(DRY_RUN, hub, tmp_path)
