@@ -50,7 +50,7 @@ def test_f08_a_run_goes_on_while_the_object_store_is_full(
     assert result["trained"] >= 10  # the others had groups without a difference
 
 
-@pytest.mark.long  # tests/unit/memory/test_memory_shard.py: a repeated write changes nothing
+@pytest.mark.long  # tests/unit/memory/test_memory_shard.py: a known id changes nothing
 def test_f09_a_memory_stores_each_experience_once_while_calls_fail(
     tmp_path: Path, record_figures: RecordFigures
 ) -> None:
