@@ -77,7 +77,8 @@ class EpisodeService:
         self.config, self.scaler = config, scaler
         timeouts = RouterTimeouts.serving(config)
         self.router = GeneratorRouter(generators, timeouts, follows=True, attempts=2)
-        self.episodes = Episodes(config, self.router, config.dialogue.max_turns_test)
+        turns, lights = config.dialogue.max_turns_test, config.serve.augmentations
+        self.episodes = Episodes(config, self.router, turns, lights)
         self.groups: dict[str, EpisodeGroup] = {}
         namespace = ray.get_runtime_context().namespace
 

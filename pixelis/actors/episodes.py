@@ -155,11 +155,19 @@ class OutsideEpisode:
 class Episodes:
     """Holds the open episodes of outside agents, whose completions a router's generators make.
 
-    ``max_turns``: of the policy in an episode, by default those of training.
+    ``max_turns``: of the policy in an episode, by default those of training. ``augmentations``: under which the
+    episodes of a group see all pictures in turn, the first without.
     """
 
-    def __init__(self, config: Config, router: GeneratorRouter, max_turns: int | None = None):
+    def __init__(
+        self,
+        config: Config,
+        router: GeneratorRouter,
+        max_turns: int | None = None,
+        augmentations: Sequence[str] = (),
+    ):
         self.config, self.router, self.max_turns = config, router, max_turns
+        self.augmentations = augmentations
         self.by_id: dict[str, OutsideEpisode] = {}
         self.ended: dict[str, OutsideEpisode] = {}
         """The last that were closed, in order."""
@@ -318,6 +326,7 @@ class Episodes:
             sampling,
             self.config.toolbox.has_tools,
             self.max_turns,
+            augmentations=self.augmentations,
             text=stream,
             resume=[so_far],
             sample=episode.sample,
