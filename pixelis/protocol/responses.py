@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -117,18 +117,14 @@ class ResponsesBody(CompletionBody):
         self.check_fields()
         return input_messages(self.input, self.instructions, self._files)
 
-    def normal_messages(self, earlier: Sequence[Message] = ()) -> list[Message]:
-        """``earlier``: the messages up to the response ``previous_response_id``. Raises ApiError 400."""
+    def normal_messages(self) -> list[Message]:
         unsupported = {
-            "previous_response_id": self.previous_response_id is not None and not earlier,
+            "previous_response_id": self.previous_response_id is not None,
             "include": LOG_PROBS in (self.include or ()),
             "text.format": self.answer_format is not None,
         }
         refuse_unsupported(unsupported, None)
-        if self.instructions and earlier and earlier[0].role == "system":
-            earlier = earlier[1:]
-        raw, instructions = self.raw_messages(), int(bool(self.instructions))
-        return answered([*raw[:instructions], *earlier, *raw[instructions:]], "input", "call_id")
+        return answered(self.raw_messages(), "input", "call_id")
 
     def shown(self) -> dict[str, Any]:
         """The fields of the reply that repeat the request."""

@@ -42,7 +42,7 @@ class Served:
         self.app.post("/v1/chat/completions")(self.chat)
         self.app.post("/v1/responses")(self.response)
 
-    def complete(self, messages: list[Message], functions: list[str], id: str = "") -> Completion:
+    def complete(self, messages: list[Message], functions: list[str]) -> Completion:
         place = self.branches.place(messages)
         self.placed.append(place)
         assert not isinstance(place, Repeats)
@@ -70,7 +70,7 @@ class Served:
         tokens = [AnswerToken(token="sieben", bytes=list(b"sieben"), logprob=-1.0)]
         log_probs = LogProbs(content=tokens) if trajectory.answer else None
         completion = Completion.of(trajectory, start, functions, place.branch, log_probs)
-        self.branches.reply(place.branch, completion.message, id)
+        self.branches.reply(place.branch, completion.message)
         return completion
 
     async def chat(self, request: Request) -> Response:
@@ -86,7 +86,6 @@ class Served:
 
     async def response(self, request: Request) -> Response:
         body = parse_body(ResponsesBody, await request.body())
-        earlier = self.branches.up_to(body.previous_response_id) if body.previous_response_id else []
         tools = body.toolset({"zoom_in"})
         base = ResponseReply(
             id=new_id("resp"),
@@ -97,7 +96,7 @@ class Served:
             top_p=1.0,
             **body.shown(),
         )
-        completion = self.complete(body.normal_messages(earlier), [f.name for f in tools.offered], base.id)
+        completion = self.complete(body.normal_messages(), [f.name for f in tools.offered])
         tools.check(completion.calls)
         reply = response_reply(completion, base)
         if not body.stream:
@@ -209,8 +208,7 @@ def test_the_chunks_of_a_call_have_its_name_first_and_then_its_arguments() -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("stored", [False, True])
-def test_a_response_with_tools_and_pictures(stream: bool, stored: bool) -> None:
+def test_a_response_with_tools_and_pictures(stream: bool) -> None:
     served, kinds = Served(), list[list[str]]()
 
     async def talk(client: openai.AsyncOpenAI) -> None:
@@ -238,10 +236,7 @@ def test_a_response_with_tools_and_pictures(stream: bool, stored: bool) -> None:
                 {"type": "function_call_output", "call_id": call.call_id, "output": [picture]}
                 for call in calls
             ]
-            if stored:
-                asked["previous_response_id"], items = reply.id, results
-            else:
-                items += [item.model_dump(exclude_none=True) for item in reply.output] + results
+            items += [item.model_dump(exclude_none=True) for item in reply.output] + results
         assert [item.type for item in reply.output] == ["reasoning", "message"]
         assert reply.output_text == "siebenundzwanzigstes Käsebrot"
         assert (reply.usage.input_tokens, reply.usage.output_tokens) == (8, 2)
