@@ -18,8 +18,6 @@ MAX_PARTS = 256
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.IGNORECASE)
 
 Kind = Literal["image", "video"]
-Placed = tuple[str, str]
-"""The URL of a picture or clip, and where it stands in the request: ``messages[0].content[1]``."""
 
 
 class LenientModel(BaseModel):

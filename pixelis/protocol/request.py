@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
@@ -38,7 +38,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class Request(BaseModel):
-    """The fields of all questions. ``use_files`` gives the data URLs of the files that ``file_ids`` names."""
+    """The fields of all questions. ``use_files`` gives the data URLs of the files that ``file_ids`` names.
+
+    The class variables name fields in error messages.
+    """
+
+    question_param: ClassVar[str] = "question"
+    image_param: ClassVar[str] = "image"
 
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)

@@ -9,79 +9,26 @@ import time
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pixelis.config import Config
 from pixelis.dialogue.session import MIN_TEMPERATURE, SamplingParams
-from pixelis.protocol.answer_format import AnswerFormat
-from pixelis.protocol.chat import ChatStream
+from pixelis.protocol.chat import ChatBody
 from pixelis.protocol.errors import ApiError
-from pixelis.protocol.parts import Placed, check_data_url
-from pixelis.protocol.request import Request
-from pixelis.protocol.responses import ResponseStream
-from pixelis.records import Exchange
+from pixelis.protocol.parts import check_data_url
+from pixelis.protocol.request import CompletionBody, Request
+from pixelis.protocol.responses import ResponsesBody
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer, TextEvent, TurnEvent
 from pixelis.serve.cache import key_of
 from pixelis.serve.keys import Caller
+from pixelis.serve.protocol.conversation import Conversation
 
-MAX_EXCHANGES = 32
-"""Longest history of a question."""
 MAX_SEED = 0x7FFFFFFF
 _BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 """Characters that Unicode counts as letters or symbols, and that are invisible."""
 _MARKER = re.compile(r"<\|[A-Za-z0-9_]+\|>")
-
-
-@dataclass(slots=True)
-class Conversation:
-    """A question as sent, with the URLs of all media of the conversation and the exchanges before it.
-
-    The n-th picture has the id ``img{n}``, the n-th clip ``vid{n}``; those that no exchange names came with
-    the question. ``places`` in the request are by these ids. The first ``stored`` exchanges come from the
-    memory.
-    """
-
-    question: str
-    images: list[str] = field(default_factory=list)
-    clips: list[str] = field(default_factory=list)
-    history: list[Exchange] = field(default_factory=list)
-    stored: int = 0
-    places: dict[str, str] = field(default_factory=dict, compare=False)
-
-    def attach(self, images: Sequence[Placed], clips: Sequence[Placed]) -> list[str]:
-        """Raises ApiError 400 for an address that is no data URL of its kind."""
-        ids = []
-        for url, place in images:
-            check_data_url(url, "image", place)
-            ids.append(f"img{len(self.images)}")
-            self.images.append(url)
-        for url, place in clips:
-            check_data_url(url, "video", place)
-            ids.append(f"vid{len(self.clips)}")
-            self.clips.append(url)
-        self.places |= zip(ids, (place for _, place in [*images, *clips]), strict=True)
-        return ids
-
-    @property
-    def unnamed(self) -> list[str]:
-        """Ids of the pictures and clips that no exchange names."""
-        ids = [f"img{n}" for n in range(len(self.images))] + [f"vid{n}" for n in range(len(self.clips))]
-        named = {id for exchange in self.history for id in exchange.media}
-        return [id for id in ids if id not in named]
-
-
-class QuestionRequest(Request):
-    """A body with a question. The class variables name fields in error messages."""
-
-    question_param: ClassVar[str]
-    image_param: ClassVar[str]
-
-    def conversation(self) -> Conversation:
-        """Raises ApiError 400."""
-        raise NotImplementedError
 
 
 class ReplyFormat(ABC):
@@ -93,7 +40,6 @@ class ReplyFormat(ABC):
 
     query: AgentQuery
     cache_key: str | None
-    events: ChatStream | ResponseStream
 
     def __init__(self, config: Config, stream: bool | None, started: float, model: str | None = None):
         """Raises ApiError 404 unless ``model`` is served."""
@@ -113,20 +59,20 @@ class ReplyFormat(ABC):
     @abstractmethod
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]: ...
 
-    def stream_start(self) -> str:
-        return self.events.start()
+    @abstractmethod
+    def stream_start(self) -> str: ...
 
-    def stream_text(self, event: TextEvent) -> str:
-        return self.events.text(event.text, event.attempt)
+    @abstractmethod
+    def stream_text(self, event: TextEvent) -> str: ...
 
     @abstractmethod
     def stream_turn(self, event: TurnEvent) -> str: ...
 
-    def stream_end(self, reply: dict[str, Any]) -> list[str]:
-        return self.events.end(reply)
+    @abstractmethod
+    def stream_end(self, reply: dict[str, Any]) -> str: ...
 
-    def stream_error(self, error: ApiError) -> str:
-        return self.events.error(error)
+    @abstractmethod
+    def stream_error(self, error: ApiError) -> str: ...
 
 
 def model_name(config: Config) -> str:
@@ -139,41 +85,45 @@ def unknown_model(name: str, served: str) -> ApiError:
     return ApiError(404, message, "model_not_found", "model")
 
 
+def require_at_most(param: str, value: int | None, most: int) -> None:
+    """Raises ApiError 400."""
+    if value is not None and value > most:
+        raise ApiError(400, f"`{param}` is at most {most}", "invalid_value", param)
+
+
 def agent_query(
     config: Config,
-    body: QuestionRequest,
+    body: Request,
+    conversation: Conversation,
+    learn: bool,
+    remember: bool | Literal["later"],
     samples: int | None = None,
     operations: bool = True,
     max_turns: int | None = None,
-    learn: bool = True,
-    remember: bool | Literal["later"] = True,
-    max_tokens: int | None = None,
-    top_p: float | None = None,
-    top_log_probs: int = 0,
-    answers: AnswerFormat | None = None,
 ) -> AgentQuery:
-    """The query for the agent. Raises ApiError 400 for an invalid question or picture address."""
-    conversation = body.conversation()
+    """The query for the agent. Raises ApiError 400 for an invalid question."""
     for i, exchange in enumerate(conversation.history):
         for text in (exchange.question, exchange.answer):
             # Stored ones may be longer, by the schema of the answer.
             most = len(text) if i < conversation.stored else config.serve.max_question_chars
             check_question(text, most, body.question_param)
     check_question(conversation.question, config.serve.max_question_chars, body.question_param)
-    if answers is not None:
-        check_question(answers.instruction, len(answers.instruction), "response_format")
+    answers = body.answer_format if isinstance(body, ChatBody | ResponsesBody) else None
+    instruction = answers.instruction if answers is not None else ""
+    if instruction:
+        check_question(instruction, len(instruction), "response_format")
     shown = len(conversation.images) + len(conversation.clips) * config.dialogue.frames
     if shown > (most := config.dialogue.max_images):
         frames = f", with {config.dialogue.frames} frames of each clip" if conversation.clips else ""
         message = f"{shown} pictures{frames}; at most {most} are allowed"
         raise ApiError(400, message, "too_many_images", body.image_param)
-    sampling = sampling_params(config, body, max_tokens, top_p, top_log_probs)
+    sampling = sampling_params(config, body)
     # Samples without a required format did not vote, and turns of fewer tokens would not be the policy's.
     usual = is_usual(config, sampling) and sampling.max_tokens == config.dialogue.max_turn_tokens
     on_policy = answers is None and usual
     has_media = bool(conversation.images or conversation.clips)
     return AgentQuery(
-        question=conversation.question + (answers.instruction if answers is not None else ""),
+        question=conversation.question + instruction,
         images=conversation.images,
         clips=conversation.clips,
         history=conversation.history,
@@ -190,16 +140,18 @@ def agent_query(
     )
 
 
-def sampling_params(
-    config: Config, body: Request, max_tokens: int | None, top_p: float | None, top_log_probs: int = 0
-) -> SamplingParams:
+def sampling_params(config: Config, body: Request) -> SamplingParams:
     """The service's sampling with the changes of a request, whose seed is random without one."""
     default, most = config.serve.sampling, config.dialogue.max_turn_tokens
     temperature = default.temperature if body.temperature is None else body.temperature
+    max_tokens, top_p, top_log_probs = most, default.top_p, 0
+    if isinstance(body, CompletionBody):
+        max_tokens = min(body.token_limit or most, most)
+        top_p, top_log_probs = body.top_p or top_p, body.top_logprobs or 0
     return SamplingParams(
         temperature and max(temperature, MIN_TEMPERATURE),
-        default.top_p if top_p is None else top_p,
-        min(max_tokens or most, most),
+        top_p,
+        max_tokens,
         secrets.randbits(31) if body.seed is None else body.seed & MAX_SEED,
         config.serve.priority if body.priority is None else body.priority,
         top_log_probs,

@@ -38,6 +38,7 @@ from pixelis.serve.dependencies import (
     require_room,
 )
 from pixelis.serve.keys import Caller
+from pixelis.serve.protocol.conversation import Conversation
 from pixelis.serve.protocol.question import (
     check_characters,
     is_usual,
@@ -64,7 +65,7 @@ class ServiceHost(EpisodeHost):
         self.resources = AsyncExitStack()
 
     async def open(self, body: EpisodeRequest) -> EpisodeStatus:
-        sampling = sampling_params(self.state.config, OpenRequest(), None, None)
+        sampling = sampling_params(self.state.config, OpenRequest())
         return await self._call("open", body, sampling)
 
     async def next(self, wait_s: float) -> NoReturn:
@@ -105,7 +106,7 @@ class ServiceHost(EpisodeHost):
 
     def _sampling(self, body: CompletionBody, teaches: bool) -> SamplingParams:
         config = self.state.config
-        sampling = sampling_params(config, body, body.token_limit, body.top_p)
+        sampling = sampling_params(config, body)
         check_priority(self.state, self.caller, sampling.priority)
         learns = self.state.evolves and not config.serve.read_only
         if teaches and learns and not is_usual(config, sampling):
@@ -116,14 +117,11 @@ class ServiceHost(EpisodeHost):
 
     async def _measure(self, messages: Sequence[Message]) -> int:
         """The decoded size of all media. Raises ApiError and BadImage for what is outside the caps."""
-        images, clips, places = list[str](), list[str](), dict[str, str]()
+        seen = Conversation("")
         for message in messages:
             check_characters(message.text, message.place, "message")
-            for url, place in zip(message.media, message.places, strict=True):
-                kind, urls = ("vid", clips) if url.startswith("data:video/") else ("img", images)
-                places[f"{kind}{len(urls)}"] = place
-                urls.append(url)
-        query = AgentQuery("", images, 1, SamplingParams(), clips=clips, places=places)
+            seen.attach(message.media, message.places)
+        query = AgentQuery("", seen.images, 1, SamplingParams(), clips=seen.clips, places=seen.places)
         _, size = await self.state.agent.measure(query)
         return size
 
