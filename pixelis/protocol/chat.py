@@ -58,7 +58,10 @@ class ChatBody(CompletionBody):
     def file_ids(self) -> list[str]:
         return file_ids(message.content for message in self.messages)
 
-    def check_fields(self) -> None:
+    def writer(self, model: str, dialect: str) -> ChatWriter:
+        return ChatWriter(self, model, dialect)
+
+    def raw_messages(self) -> list[Message]:
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "it needs `logprobs` to be true")
         answers = self.answer_format
@@ -67,12 +70,6 @@ class ChatBody(CompletionBody):
             "stop": bool(self.stop) and answers is not None,  # would cut JSON
         }
         refuse_unsupported(unsupported, self.model_extra)
-
-    def writer(self, model: str, dialect: str) -> ChatWriter:
-        return ChatWriter(self, model, dialect)
-
-    def raw_messages(self) -> list[Message]:
-        self.check_fields()
         return chat_messages(self.messages, self._files)
 
     def normal_messages(self) -> list[Message]:
@@ -122,13 +119,11 @@ class ChatWriter:
 
     def text(self, text: str, attempt: int = 0) -> str:
         """The event for a piece of text of the next turn, or ""."""
-        thought = self.thoughts.add(text, attempt)
-        return sse_event(self.chunk({"reasoning": thought})) if thought else ""
+        return self._reasoning(self.thoughts.add(text, attempt))
 
     def turn(self, turn: Turn, attempt: int = 0) -> str:
         """The event for what a whole turn adds, or ""."""
-        rest = self.thoughts.end(turn.text, attempt) if turn.is_policy else ""
-        return sse_event(self.chunk({"reasoning": rest})) if rest else ""
+        return self._reasoning(self.thoughts.end(turn.text, attempt)) if turn.is_policy else ""
 
     def end(self, reply: dict[str, Any]) -> str:
         """The last events, for the ``reply`` that a request without a stream gets."""
@@ -142,6 +137,9 @@ class ChatWriter:
     def error(self, error: ApiError) -> str:
         """The last event of a request that failed, which the official client raises."""
         return sse_event(error.body())
+
+    def _reasoning(self, thought: str) -> str:
+        return sse_event(self.chunk({"reasoning": thought})) if thought else ""
 
     def _choice(self, choice: dict[str, Any]) -> list[dict[str, Any]]:
         index, message = choice["index"], choice["message"]

@@ -6,24 +6,23 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from pixelis.records import Trajectory, Turn
+from pixelis.records import Turn
 
 
 def spelled(
-    trajectory: Trajectory, content: str, pieces: Sequence[bytes], top: Sequence[bytes]
+    content: str, own: str, turn: Turn, pieces: Sequence[bytes], top: Sequence[bytes]
 ) -> dict[str, Any] | None:
-    """The tokens of the last policy turn that spell ``content``, or the answer that begins with it.
+    """The tokens of a turn that spell ``content``, or its ``own`` answer, which may begin with it.
 
     ``pieces`` are the bytes of the turn's tokens, ``top`` of its ``top_log_probs`` in order. Log-probs are
     natural, under the distribution that the token was sampled from; the first and last token may include
     markup. None if the turn does not spell it.
     """
-    turn = last_turn(trajectory)
-    answer, text = (trajectory.answer or "").encode(), b"".join(pieces)
+    answer, text = own.encode(), b"".join(pieces)
     tag = text.rfind(b"<answer>")
     start = text.find(answer, tag + len(b"<answer>")) if tag >= 0 else text.rfind(answer)
     # In another sample's spelling the elected answer may be longer or shorter than this sample's own.
-    end = start + len(content.encode() if (trajectory.answer or "").startswith(content) else answer)
+    end = start + len(content.encode() if own.startswith(content) else answer)
     if start < 0 or not answer:
         return None
     rest = iter(top)
@@ -38,10 +37,6 @@ def spelled(
         if stop > start and stop - len(piece) < end
     ]
     return {"content": tokens, "refusal": None}
-
-
-def last_turn(trajectory: Trajectory) -> Turn:
-    return next(turn for turn in reversed(trajectory.turns) if turn.is_policy)
 
 
 def _token(piece: bytes, log_prob: float) -> dict[str, Any]:

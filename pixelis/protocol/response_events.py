@@ -14,7 +14,7 @@ SERVER = "pixelis"
 
 
 class OutputItems:
-    """Builds ``output`` from the turns of one sample; ``take`` returns the events of what has been added.
+    """Builds ``output`` from the turns of one sample; ``text``, ``turn`` and ``take`` return the new events.
 
     ``calls`` are the places of calls without a result, ``thought`` the place and text of one that has not
     ended.
@@ -37,13 +37,14 @@ class OutputItems:
         self.events.append(sse_event({"type": kind, "sequence_number": self.number, **fields}, kind))
         self.number += 1
 
-    def text(self, text: str, attempt: int = 0) -> None:
+    def text(self, text: str, attempt: int = 0) -> str:
         """A piece of text of the next turn."""
         if thought := self.thoughts.add(text, attempt):
             self._start_over(attempt)
             self._think(thought)
+        return self.take()
 
-    def turn(self, turn: Turn, attempt: int = 0) -> None:
+    def turn(self, turn: Turn, attempt: int = 0) -> str:
         """A whole turn after the prompt."""
         self._start_over(attempt)
         if turn.is_policy:
@@ -55,6 +56,7 @@ class OutputItems:
                     self._call(action)
         elif turn.role == "tool" and self.calls and turn.observation is not None:
             self._result(self.calls.pop(0), turn.observation)
+        return self.take()
 
     def function_call(self, call_id: str, name: str, arguments: str) -> None:
         """A call that the client runs."""

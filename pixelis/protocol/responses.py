@@ -26,7 +26,7 @@ from pixelis.protocol.parts import file_ids
 from pixelis.protocol.request import CompletionBody, refuse_unsupported
 from pixelis.protocol.response_events import OutputItems
 from pixelis.protocol.tools import ToolBody
-from pixelis.records import Turn, new_id
+from pixelis.records import new_id
 
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 """Largest ``metadata``, as OpenAI has it."""
@@ -111,7 +111,10 @@ class ResponsesBody(CompletionBody):
         items = [item for item in self.input if isinstance(item, InputItem)]
         return file_ids(content for item in items for content in (item.content, item.output))
 
-    def check_fields(self) -> None:
+    def writer(self, model: str, dialect: str) -> ResponseWriter:
+        return ResponseWriter(self, model, dialect)
+
+    def raw_messages(self) -> list[Message]:
         if self.top_logprobs and not self.has_log_probs:
             raise invalid("top_logprobs", f"it needs `{LOG_PROBS}` in `include`")
         unsupported = {
@@ -120,12 +123,6 @@ class ResponsesBody(CompletionBody):
             "include": bool(set(self.include or ()).difference(INCLUDED)),
         }
         refuse_unsupported(unsupported, self.model_extra)
-
-    def writer(self, model: str, dialect: str) -> ResponseWriter:
-        return ResponseWriter(self, model, dialect)
-
-    def raw_messages(self) -> list[Message]:
-        self.check_fields()
         return input_messages(self.input, self.instructions, self._files)
 
     def normal_messages(self) -> list[Message]:
@@ -157,14 +154,14 @@ class ResponsesBody(CompletionBody):
         }
 
 
-class ResponseWriter:
+class ResponseWriter(OutputItems):
     """Writes a response as ``ChatWriter`` does: output items as they arise, then the message and the calls.
 
     ``base`` has the fields that are known before the reply.
     """
 
     def __init__(self, body: ResponsesBody, model: str, dialect: str):
-        self.items = OutputItems(dialect, {tool.name or "" for tool in body.tools or ()})
+        super().__init__(dialect, {tool.name or "" for tool in body.tools or ()})
         self.base: dict[str, Any] = {
             "id": new_id("resp"),
             "object": "response",
@@ -190,39 +187,31 @@ class ResponseWriter:
 
     def start(self) -> str:
         for kind in ("response.created", "response.in_progress"):
-            self.items.event(kind, response=self.base)
-        return self.items.take()
-
-    def text(self, text: str, attempt: int = 0) -> str:
-        self.items.text(text, attempt)
-        return self.items.take()
-
-    def turn(self, turn: Turn, attempt: int = 0) -> str:
-        self.items.turn(turn, attempt)
-        return self.items.take()
+            self.event(kind, response=self.base)
+        return self.take()
 
     def end(self, reply: dict[str, Any]) -> str:
         last = [item for item in reply["output"] if item["type"] in ("message", "function_call")]
-        if self.items.output:
-            self.items.finish()
+        if self.output:
+            self.finish()
         else:  # a cached response, or the policy answered at once
             for item in reply["output"]:
                 if item not in last:
-                    self.items.item(item)
+                    self.item(item)
         for item in last:
             if item["type"] == "message":
                 (part,) = item["content"]
-                self.items.message(part.get("text"), part.get("refusal"), part.get("logprobs", []))
+                self.message(part.get("text"), part.get("refusal"), part.get("logprobs", []))
             else:
-                self.items.function_call(item["call_id"], item["name"], item["arguments"])
-        self.items.event(f"response.{reply['status']}", response={**reply, "output": self.items.output})
-        return self.items.take()
+                self.function_call(item["call_id"], item["name"], item["arguments"])
+        self.event(f"response.{reply['status']}", response={**reply, "output": self.output})
+        return self.take()
 
     def error(self, error: ApiError) -> str:
         details = {"code": error.code, "message": error.message}
-        self.items.event("error", **details, param=error.param)
-        self.items.event("response.failed", response={**self.base, "status": "failed", "error": details})
-        return self.items.take()
+        self.event("error", **details, param=error.param)
+        self.event("response.failed", response={**self.base, "status": "failed", "error": details})
+        return self.take()
 
 
 def response_outcome(completion: Completion) -> dict[str, Any]:

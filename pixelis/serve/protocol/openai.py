@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -13,13 +14,13 @@ from pydantic import BaseModel
 from pixelis.config import Config
 from pixelis.protocol.chat import ChatBody, ChatWriter
 from pixelis.protocol.completion import TRUNCATED, Completion
-from pixelis.protocol.errors import ApiError, invalid
-from pixelis.protocol.log_probs import last_turn, spelled
+from pixelis.protocol.errors import invalid
+from pixelis.protocol.log_probs import spelled
 from pixelis.protocol.responses import ResponsesBody, ResponseWriter, response_outcome, response_usage
 from pixelis.protocol.stream import sse_event
 from pixelis.records import Experience, Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
-from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
+from pixelis.serve.agent_types import Answer, TurnEvent
 from pixelis.serve.protocol.conversation import MAX_EXCHANGES, Conversation, read_messages
 from pixelis.serve.protocol.question import ReplyFormat, agent_query, reply_cache_key, require_at_most
 
@@ -40,8 +41,8 @@ class PixelisFields(BaseModel):
     seconds: float
 
     @classmethod
-    def of(cls, answer: Answer, seconds: float) -> PixelisFields:
-        return cls(
+    def of(cls, answer: Answer, seconds: float) -> dict[str, Any]:
+        fields = cls(
             confidence=answer.verdict.confidence,
             verdict=answer.verdict,
             policy_version=answer.group.policy_version,
@@ -50,6 +51,7 @@ class PixelisFields(BaseModel):
             remembered=answer.remembered,
             seconds=seconds,
         )
+        return fields.model_dump(mode="json")
 
 
 class ChatCompletion(chat.ChatCompletion):
@@ -77,40 +79,7 @@ class ResponseDeleted(BaseModel):
     deleted: Literal[True] = True
 
 
-class WrittenFormat(ReplyFormat):
-    """The ReplyFormat of a route of OpenAI's. A stream has the thoughts of the first sample."""
-
-    def __init__(
-        self,
-        config: Config,
-        body: ChatBody | ResponsesBody,
-        started: float,
-        earlier: Conversation | None = None,
-        remember: bool = True,
-    ):
-        super().__init__(config, body.stream, started, body.model)
-        conversation = read_messages(body.raw_messages(), body.question_param, earlier)
-        self.query = agent_query(config, body, conversation, remember, remember)
-
-    writer: ChatWriter | ResponseWriter
-
-    def stream_start(self) -> str:
-        return self.writer.start()
-
-    def stream_text(self, event: TextEvent) -> str:
-        return self.writer.text(event.text, event.attempt)
-
-    def stream_turn(self, event: TurnEvent) -> str:
-        return self.writer.turn(event.turn, event.attempt) if event.sample == 0 else ""
-
-    def stream_end(self, reply: dict[str, Any]) -> str:
-        return self.writer.end(reply)
-
-    def stream_error(self, error: ApiError) -> str:
-        return self.writer.error(error)
-
-
-class ChatFormat(WrittenFormat):
+class ChatFormat(ReplyFormat):
     """The ReplyFormat of chat completions.
 
     A stream has a chunk for every turn of every sample (``pixelis.event``) too, and the answer in one piece,
@@ -123,7 +92,9 @@ class ChatFormat(WrittenFormat):
         require_at_most("n", body.n, config.serve.samples)
         if len(body.messages) > 2 * MAX_EXCHANGES:
             raise invalid("messages", f"at most {2 * MAX_EXCHANGES} of a question without tools")
-        super().__init__(config, body, started)
+        super().__init__(config, body.stream, started, body.model)
+        conversation = read_messages(body.raw_messages(), "messages")
+        self.query = agent_query(config, body, conversation)
         stop = body.stop or []
         self.stops = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
         self.n, self.log_probs = body.n or 1, bool(body.logprobs)
@@ -134,7 +105,7 @@ class ChatFormat(WrittenFormat):
 
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
         chosen = await completions(agent, answer, self.log_probs, self.n, self.stops)
-        return self.writer.reply(chosen, PixelisFields.of(answer, self.seconds).model_dump(mode="json"))
+        return self.writer.reply(chosen, PixelisFields.of(answer, self.seconds))
 
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
         fields = {**reply["pixelis"], "cached": True, "seconds": self.seconds}
@@ -145,7 +116,7 @@ class ChatFormat(WrittenFormat):
         return super().stream_turn(event) + sse_event(shown)
 
 
-class ResponsesFormat(WrittenFormat):
+class ResponsesFormat(ReplyFormat):
     """The ReplyFormat of ``/v1/responses``. A response has the id of its experience."""
 
     writer: ResponseWriter
@@ -155,19 +126,20 @@ class ResponsesFormat(WrittenFormat):
     ):
         """``earlier``: the conversation of the response that this one continues."""
         stored = body.store is not False
-        super().__init__(config, body, started, earlier, remember=stored)
-        self.log_probs = body.has_log_probs
-        id, sampling = new_id("exp"), self.query.sampling
-        self.query = dataclasses.replace(self.query, experience_id=id, response=self._parameters)
+        super().__init__(config, body.stream, started, body.model)
+        self.log_probs, id = body.has_log_probs, new_id("exp")
+        conversation = read_messages(body.raw_messages(), "input", earlier)
+        query = agent_query(config, body, conversation, learn=stored, remember=stored)
+        self.query = dataclasses.replace(query, experience_id=id, response=self._parameters)
         self.cache_key = reply_cache_key(f"/v1/responses {self.log_probs}", self.query, body.seed)
         self.writer = ResponseWriter(body, self.model, config.dialogue.dialect)
         self.writer.base |= {"id": response_id(id), "store": stored}
-        self.writer.base |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        self.writer.base |= {"temperature": query.sampling.temperature, "top_p": query.sampling.top_p}
 
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
         chosen = await completions(agent, answer, self.log_probs)
-        fields = PixelisFields.of(answer, self.seconds).model_dump(mode="json")
-        return self.writer.reply(chosen, fields) | {"completed_at": self._completed_at(answer)}
+        reply = self.writer.reply(chosen, PixelisFields.of(answer, self.seconds))
+        return reply | {"completed_at": self._completed_at(answer)}
 
     def _completed_at(self, answer: Answer) -> int:
         return self.writer.base["created_at"] + int(answer.seconds)
@@ -235,20 +207,17 @@ async def completions(
         return replies
     elected = any(v.elected and v.id == answer.winner.id for v in answer.verdict.votes)
     foreign = None if elected else answer.winner  # neighbours alone elected its answer
-    turns = [last_turn(t) if t.answer and t is not foreign else None for _, t in chosen]
-    tokens = [turn.tokens if turn is not None else [] for turn in turns]
-    top = [
-        [token for place in turn.top_log_probs for token, _ in place] if turn is not None else []
-        for turn in turns
-    ]
-    pieces = await agent.router.pieces(tokens + top)
-    rows = zip(replies, chosen, pieces[: len(turns)], pieces[len(turns) :], strict=True)
-    return [
-        dataclasses.replace(reply, log_probs=spelled(trajectory, reply.text, of_turn, of_top))
-        if reply.text is not None and of_turn
-        else reply
-        for reply, (_, trajectory), of_turn, of_top in rows
-    ]
+
+    async def with_log_probs(reply: Completion, trajectory: Trajectory) -> Completion:
+        if reply.text is None or not trajectory.answer or trajectory is foreign:
+            return reply
+        turn = next(turn for turn in reversed(trajectory.turns) if turn.is_policy)
+        top = [token for place in turn.top_log_probs for token, _ in place]
+        pieces, likely = await agent.router.pieces([turn.tokens, top])
+        found = spelled(reply.text, trajectory.answer, turn, pieces, likely)
+        return dataclasses.replace(reply, log_probs=found)
+
+    return await asyncio.gather(*(with_log_probs(r, t) for r, (_, t) in zip(replies, chosen, strict=True)))
 
 
 def count_tokens(trajectories: Sequence[Trajectory]) -> tuple[int, int]:

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from pixelis.config import Config
 from pixelis.dialogue.session import MIN_TEMPERATURE, SamplingParams
-from pixelis.protocol.chat import ChatBody
+from pixelis.protocol.chat import ChatBody, ChatWriter
 from pixelis.protocol.errors import ApiError
-from pixelis.protocol.parts import check_data_url
+from pixelis.protocol.parts import kind_url
 from pixelis.protocol.request import CompletionBody, Request
-from pixelis.protocol.responses import ResponsesBody
+from pixelis.protocol.responses import ResponsesBody, ResponseWriter
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer, TextEvent, TurnEvent
 from pixelis.serve.cache import key_of
@@ -35,11 +35,12 @@ class ReplyFormat(ABC):
     """A validated request and the format of its reply, a server-sent stream if ``stream``.
 
     ``cached_reply`` gives an earlier reply this request's id and times. Stream methods may return "" for no
-    event.
+    event; by default a ``writer`` of OpenAI's formats tells the thoughts of the first sample.
     """
 
     query: AgentQuery
     cache_key: str | None
+    writer: ChatWriter | ResponseWriter
 
     def __init__(self, config: Config, stream: bool | None, started: float, model: str | None = None):
         """Raises ApiError 404 unless ``model`` is served."""
@@ -59,20 +60,20 @@ class ReplyFormat(ABC):
     @abstractmethod
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]: ...
 
-    @abstractmethod
-    def stream_start(self) -> str: ...
+    def stream_start(self) -> str:
+        return self.writer.start()
 
-    @abstractmethod
-    def stream_text(self, event: TextEvent) -> str: ...
+    def stream_text(self, event: TextEvent) -> str:
+        return self.writer.text(event.text, event.attempt)
 
-    @abstractmethod
-    def stream_turn(self, event: TurnEvent) -> str: ...
+    def stream_turn(self, event: TurnEvent) -> str:
+        return self.writer.turn(event.turn, event.attempt) if event.sample == 0 else ""
 
-    @abstractmethod
-    def stream_end(self, reply: dict[str, Any]) -> str: ...
+    def stream_end(self, reply: dict[str, Any]) -> str:
+        return self.writer.end(reply)
 
-    @abstractmethod
-    def stream_error(self, error: ApiError) -> str: ...
+    def stream_error(self, error: ApiError) -> str:
+        return self.writer.error(error)
 
 
 def model_name(config: Config) -> str:
@@ -95,8 +96,8 @@ def agent_query(
     config: Config,
     body: Request,
     conversation: Conversation,
-    learn: bool,
-    remember: bool | Literal["later"],
+    learn: bool = True,
+    remember: bool | Literal["later"] = True,
     samples: int | None = None,
     operations: bool = True,
     max_turns: int | None = None,
@@ -168,9 +169,7 @@ def search_query(config: Config, text: str, image: str | None) -> AgentQuery:
     """The query of a search in the memory. Raises ApiError 400."""
     if text.strip():
         check_question(text, config.serve.max_question_chars, "text")
-    if image is not None:
-        check_data_url(image, "image", "image")
-    images = [image] if image is not None else []
+    images = [kind_url(image, "image", "image")] if image is not None else []
     return AgentQuery(text.strip(), images, samples=1, sampling=SamplingParams(), operations=False)
 
 

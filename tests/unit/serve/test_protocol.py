@@ -18,7 +18,7 @@ from pixelis.config import load
 from pixelis.protocol.chat import ChatBody
 from pixelis.protocol.errors import ApiError, parse_body
 from pixelis.protocol.log_probs import spelled
-from pixelis.protocol.parts import check_data_url
+from pixelis.protocol.parts import kind_url
 from pixelis.protocol.responses import ResponsesBody
 from pixelis.records import (
     Exchange,
@@ -72,7 +72,7 @@ def chat(*messages: tuple[str, Any]) -> Conversation:
 
 def query(*overrides: str, **changes: Any) -> AgentQuery:
     request = parsed(AgentRequest, **changes)
-    return agent_query(load(None, list(overrides)), request, request.conversation(), True, True)
+    return agent_query(load(None, list(overrides)), request, request.conversation())
 
 
 def refusal(kind: type, body: bytes) -> ApiError:
@@ -360,7 +360,7 @@ def test_invalid_questions_are_refused(text: str, code: str) -> None:
 )
 def test_invalid_addresses_of_pictures_and_clips_are_refused(kind: Any, url: str, code: str) -> None:
     with pytest.raises(ApiError) as caught:
-        check_data_url(url, kind, kind)
+        kind_url(url, kind, kind)
     assert (caught.value.status, caught.value.code) == (400, code)
     with pytest.raises(ApiError) as caught:
         query(**{kind: url})
@@ -475,8 +475,7 @@ def test_log_probs_are_those_of_the_tokens_that_spell_the_answer(
     )
     turn.top_log_probs = [[(7, -float(i))] * (i % 3) for i in range(len(pieces))]
     top = [f"{i}".encode() for i in range(len(pieces)) for _ in range(i % 3)]
-    trajectory = Trajectory(question_id="q", turns=[turn], answer=answer)
-    found = spelled(trajectory, answer, pieces, top)
+    found = spelled(answer, answer, turn, pieces, top)
     assert found is not None
     tokens = found["content"]
     text_of = b"".join(bytes(token["bytes"]) for token in tokens)
@@ -490,4 +489,4 @@ def test_log_probs_are_those_of_the_tokens_that_spell_the_answer(
         assert [(likely["token"], likely["logprob"]) for likely in token["top_logprobs"]] == [
             (str(place), token["logprob"])
         ] * (place % 3)
-    assert spelled(trajectory, answer, [b"x"] * len(pieces), top) is None or answer == "x" * len(answer)
+    assert spelled(answer, answer, turn, [b"x"] * len(pieces), top) is None or answer == "x" * len(answer)
