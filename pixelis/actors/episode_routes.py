@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from openai.types.chat import ChatCompletion
-from openai.types.responses import Response as ResponseReply
 from pydantic import BaseModel
 
 from pixelis.actors.rollout_messages import TextUpdate, TurnUpdate
@@ -28,7 +27,7 @@ from pixelis.protocol.episodes import (
 )
 from pixelis.protocol.errors import ApiError
 from pixelis.protocol.request import CompletionBody
-from pixelis.protocol.responses import ResponsesBody, ResponseWriter
+from pixelis.protocol.responses import ResponseReply, ResponsesBody, ResponseWriter
 
 BODIES = (EpisodeRequest, NextEpisodeRequest, ChatBody, ResponsesBody, RewardRequest, FailRequest)
 Piece = TextUpdate | TurnUpdate | Completion

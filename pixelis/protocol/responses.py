@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from pixelis.protocol.answer_format import AnswerFormat, answer_format
@@ -152,6 +152,17 @@ class ResponsesBody(CompletionBody):
             "reasoning": {"effort": None, "summary": None},
             "truncation": "disabled",
         }
+
+
+class ResponseReply(BaseModel):
+    """A response; its other fields are those of `openai.types.responses.Response`, which describes every item."""
+
+    id: str
+    object: Literal["response"] = "response"
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any] | None = None
 
 
 class ResponseWriter(OutputItems):

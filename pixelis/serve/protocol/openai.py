@@ -8,20 +8,26 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from openai.types import chat, responses
+from openai.types import chat
 from pydantic import BaseModel
 
 from pixelis.config import Config
 from pixelis.protocol.chat import ChatBody, ChatWriter
 from pixelis.protocol.completion import TRUNCATED, Completion
 from pixelis.protocol.errors import invalid
-from pixelis.protocol.log_probs import spelled
-from pixelis.protocol.responses import ResponsesBody, ResponseWriter, response_outcome, response_usage
+from pixelis.protocol.responses import (
+    ResponseReply,
+    ResponsesBody,
+    ResponseWriter,
+    response_outcome,
+    response_usage,
+)
 from pixelis.protocol.stream import sse_event
 from pixelis.records import Experience, Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TurnEvent
 from pixelis.serve.protocol.conversation import MAX_EXCHANGES, Conversation, read_messages
+from pixelis.serve.protocol.log_probs import answer_log_probs
 from pixelis.serve.protocol.question import ReplyFormat, agent_query, reply_cache_key, require_at_most
 
 PREFIX = "resp_"
@@ -60,12 +66,11 @@ class ChatCompletion(chat.ChatCompletion):
     pixelis: PixelisFields
 
 
-class ResponseObject(responses.Response):
+class ResponseObject(ResponseReply):
     """Reply of ``POST /v1/responses`` and ``GET /v1/responses/{id}``.
 
-    ``output`` is the winning sample, in a stream the first: a ``reasoning`` item for each thought, an
-    ``mcp_call`` item for each pixel operation, and the ``message`` with the elected answer. ``status`` is
-    "incomplete" if no sample reached an answer for want of tokens.
+    ``output`` is the winning sample, in a stream the first, and the ``message`` has the elected answer.
+    ``status`` is "incomplete" if no sample reached an answer for want of tokens.
     """
 
     pixelis: PixelisFields
@@ -89,10 +94,10 @@ class ChatFormat(ReplyFormat):
     writer: ChatWriter
 
     def __init__(self, config: Config, body: ChatBody, started: float):
+        super().__init__(config, body.stream, started, body.model)
         require_at_most("n", body.n, config.serve.samples)
         if len(body.messages) > 2 * MAX_EXCHANGES:
             raise invalid("messages", f"at most {2 * MAX_EXCHANGES} of a question without tools")
-        super().__init__(config, body.stream, started, body.model)
         conversation = read_messages(body.raw_messages(), "messages")
         self.query = agent_query(config, body, conversation)
         stop = body.stop or []
@@ -209,13 +214,9 @@ async def completions(
     foreign = None if elected else answer.winner  # neighbours alone elected its answer
 
     async def with_log_probs(reply: Completion, trajectory: Trajectory) -> Completion:
-        if reply.text is None or not trajectory.answer or trajectory is foreign:
+        if reply.text is None or trajectory is foreign:
             return reply
-        turn = next(turn for turn in reversed(trajectory.turns) if turn.is_policy)
-        top = [token for place in turn.top_log_probs for token, _ in place]
-        pieces, likely = await agent.router.pieces([turn.tokens, top])
-        found = spelled(reply.text, trajectory.answer, turn, pieces, likely)
-        return dataclasses.replace(reply, log_probs=found)
+        return dataclasses.replace(reply, log_probs=await answer_log_probs(agent, reply.text, trajectory))
 
     return await asyncio.gather(*(with_log_probs(r, t) for r, (_, t) in zip(replies, chosen, strict=True)))
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pixelis.config import Config
 from pixelis.dialogue.session import MIN_TEMPERATURE, SamplingParams
 from pixelis.protocol.chat import ChatBody, ChatWriter
-from pixelis.protocol.errors import ApiError
+from pixelis.protocol.errors import ApiError, is_plain
 from pixelis.protocol.parts import kind_url
 from pixelis.protocol.request import CompletionBody, Request
 from pixelis.protocol.responses import ResponsesBody, ResponseWriter
@@ -220,7 +220,6 @@ def check_question(text: str, max_chars: int, param: str = "question") -> None:
 
 def check_characters(text: str, param: str, noun: str) -> None:
     """Raises ApiError 400 for text that cannot be stored."""
-    if "\x00" in text:
-        raise ApiError(400, f"the {noun} contains a NUL character", "invalid_characters", param)
-    if any("\ud800" <= c <= "\udfff" for c in text):
-        raise ApiError(400, f"the {noun} contains an unpaired surrogate", "invalid_characters", param)
+    if not is_plain(text):
+        message = f"the {noun} contains a NUL or an unpaired surrogate"
+        raise ApiError(400, message, "invalid_characters", param)

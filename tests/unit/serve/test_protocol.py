@@ -17,7 +17,6 @@ from pydantic import BaseModel
 from pixelis.config import load
 from pixelis.protocol.chat import ChatBody
 from pixelis.protocol.errors import ApiError, parse_body
-from pixelis.protocol.log_probs import spelled
 from pixelis.protocol.parts import kind_url
 from pixelis.protocol.responses import ResponsesBody
 from pixelis.records import (
@@ -42,6 +41,7 @@ from pixelis.serve.protocol.evolution import (
     RollbackRequest,
 )
 from pixelis.serve.protocol.experiences import FeedbackRequest
+from pixelis.serve.protocol.log_probs import spelled
 from pixelis.serve.protocol.openai import ChatFormat, count_tokens
 from pixelis.serve.protocol.question import agent_query, check_question, reply_cache_key
 

@@ -6,7 +6,16 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from pixelis.records import Turn
+from pixelis.records import Trajectory, Turn
+from pixelis.serve.agent import Agent
+
+
+async def answer_log_probs(agent: Agent, content: str, trajectory: Trajectory) -> dict[str, Any] | None:
+    """Those of an answer in the last turn of a sample; None if it does not spell it. Raises InfraFailure."""
+    turn = next(turn for turn in reversed(trajectory.turns) if turn.is_policy)
+    top = [token for place in turn.top_log_probs for token, _ in place]
+    pieces, likely = await agent.router.pieces([turn.tokens, top])
+    return spelled(content, trajectory.answer or "", turn, pieces, likely)
 
 
 def spelled(
