@@ -138,7 +138,7 @@ class ResponsesFormat(ReplyFormat):
         self.query = dataclasses.replace(query, experience_id=id, response=self._parameters)
         self.cache_key = reply_cache_key(f"/v1/responses {self.log_probs}", self.query, body.seed)
         self.writer = ResponseWriter(body, self.model, config.dialogue.dialect)
-        self.writer.base |= {"id": response_id(id), "store": stored}
+        self.writer.base |= {"id": response_id(id), "store": stored, "pixelis": None}
         self.writer.base |= {"temperature": query.sampling.temperature, "top_p": query.sampling.top_p}
 
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class ResponsesFormat(ReplyFormat):
 
     def _parameters(self, answer: Answer) -> dict[str, Any]:
         """The fields of a stored response that its experience lacks."""
-        own = ("id", "status", "output")
+        own = ("id", "status", "output", "pixelis")
         return {
             **{name: value for name, value in self.writer.base.items() if name not in own},
             "completed_at": self._completed_at(answer),
