@@ -134,25 +134,6 @@ class ResponsesBody(CompletionBody):
         refuse_unsupported(unsupported, None)
         return answered(self.raw_messages(), "input", "call_id")
 
-    def shown(self) -> dict[str, Any]:
-        """The fields of the reply that repeat the request."""
-        choice = self.tool_choice if self.tools and self.tool_choice else "auto"
-        return {
-            "instructions": self.instructions,
-            "previous_response_id": self.previous_response_id,
-            "max_output_tokens": self.max_output_tokens,
-            "metadata": self.metadata or {},
-            "text": (self.text or TextOptions()).shown(),
-            "top_logprobs": self.top_logprobs or 0,
-            "tools": [tool.model_dump(exclude={"function"}) for tool in self.tools or ()],
-            "tool_choice": choice.model_dump(include={"type", "name"})
-            if isinstance(choice, ToolBody)
-            else choice,
-            "parallel_tool_calls": bool(self.tools) and self.parallel_tool_calls is not False,
-            "reasoning": {"effort": None, "summary": None},
-            "truncation": "disabled",
-        }
-
 
 class ResponseReply(BaseModel):
     """A response; its other fields are those of `openai.types.responses.Response`, which describes every item."""
@@ -173,6 +154,9 @@ class ResponseWriter(OutputItems):
 
     def __init__(self, body: ResponsesBody, model: str, dialect: str):
         super().__init__(dialect, {tool.name or "" for tool in body.tools or ()})
+        choice = body.tool_choice if body.tools and body.tool_choice else "auto"
+        if isinstance(choice, ToolBody):
+            choice = choice.model_dump(include={"type", "name"})
         self.base: dict[str, Any] = {
             "id": new_id("resp"),
             "object": "response",
@@ -187,7 +171,17 @@ class ResponseWriter(OutputItems):
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "usage": None,
-            **body.shown(),
+            "instructions": body.instructions,
+            "previous_response_id": body.previous_response_id,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "text": (body.text or TextOptions()).shown(),
+            "top_logprobs": body.top_logprobs or 0,
+            "tools": [tool.model_dump(exclude={"function"}) for tool in body.tools or ()],
+            "tool_choice": choice,
+            "parallel_tool_calls": bool(body.tools) and body.parallel_tool_calls is not False,
+            "reasoning": {"effort": None, "summary": None},
+            "truncation": "disabled",
         }
 
     def reply(self, completions: Sequence[Completion], fields: dict[str, Any]) -> dict[str, Any]:

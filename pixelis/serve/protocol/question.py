@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 import time
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -187,8 +185,8 @@ def reply_cache_key(route: str, query: AgentQuery, seed: int | None, cache: bool
             "route": route,
             "question": query.question,
             "history": [exchange.model_dump() for exchange in query.history],
-            "pictures": _hashes(query.images),
-            "clips": _hashes(query.clips),  # apart: a GIF can be either
+            "pictures": query.images,
+            "clips": query.clips,  # apart: a GIF can be either
             "sampling": (sampling.temperature, sampling.top_p, sampling.max_tokens, None if greedy else seed),
             "top_log_probs": sampling.top_log_probs,
             "choices": (query.samples, query.operations, query.max_turns, query.learn, query.remember),
@@ -196,13 +194,6 @@ def reply_cache_key(route: str, query: AgentQuery, seed: int | None, cache: bool
             "user": query.user,
         }
     )
-
-
-def _hashes(sources: Sequence[str | bytes]) -> list[str]:
-    return [
-        hashlib.sha256(source if isinstance(source, bytes) else source.encode()).hexdigest()
-        for source in sources
-    ]
 
 
 def check_question(text: str, max_chars: int, param: str = "question") -> None:

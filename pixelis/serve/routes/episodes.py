@@ -26,7 +26,6 @@ from pixelis.protocol.responses import ResponsesBody
 from pixelis.serve.agent_types import AgentQuery
 from pixelis.serve.dependencies import (
     JsonBody,
-    QuestionBody,
     RequestTiming,
     Scoped,
     Sender,
@@ -168,14 +167,16 @@ async def _host(request: Request, state: State, caller: Sender, timing: RequestT
     return ServiceHost(state, caller, timing.deadline)
 
 
-class EpisodeBody(QuestionBody[Model]):
-    """A body under the caps of a question if it may have pictures, of a JsonBody otherwise."""
+class EpisodeBody(JsonBody[Model]):
+    """A body of an episode's routes: those of a completion may have pictures."""
 
-    async def __call__(self, state: State, request: Request, timing: RequestTiming) -> Model:  # type: ignore[override]
+    def __init__(self, model: type[Model]):
+        super().__init__(model, pictures=issubclass(model, CompletionBody))
+
+    async def __call__(self, state: State, request: Request, timing: RequestTiming) -> Model:
         await require_json(request)
-        if not issubclass(self.model, CompletionBody):
-            return await JsonBody.__call__(self, state, request)
-        await require_room(state)
+        if self.pictures:
+            await require_room(state)
         return await super().__call__(state, request, timing)
 
 

@@ -17,7 +17,7 @@ from pixelis.serve.agent import data_url
 from pixelis.serve.dependencies import (
     Admitted,
     EntityId,
-    QuestionBody,
+    JsonBody,
     RequestTiming,
     Scoped,
     Sender,
@@ -59,7 +59,7 @@ async def chat_completions(
     state: State,
     caller: Sender,
     timing: RequestTiming,
-    body: Annotated[ChatBody, Depends(QuestionBody(ChatBody))],
+    body: Annotated[ChatBody, Depends(JsonBody(ChatBody, pictures=True))],
     admitted: Admitted,
 ) -> Response:
     """Answer a question by the vote of several samples. `stream` sends chunks as server-sent events.
@@ -77,7 +77,7 @@ async def agent(
     state: State,
     caller: Sender,
     timing: RequestTiming,
-    body: Annotated[AgentRequest, Depends(QuestionBody(AgentRequest))],
+    body: Annotated[AgentRequest, Depends(JsonBody(AgentRequest, pictures=True))],
     admitted: Admitted,
 ) -> Response:
     """Answer a question and show the complete trajectory. `stream` sends every turn as an event."""
@@ -90,7 +90,7 @@ async def create_response(
     state: State,
     caller: Sender,
     timing: RequestTiming,
-    body: Annotated[ResponsesBody, Depends(QuestionBody(ResponsesBody))],
+    body: Annotated[ResponsesBody, Depends(JsonBody(ResponsesBody, pictures=True))],
     admitted: Admitted,
 ) -> Response:
     """Answer a question by the vote of several samples. `stream` sends reasoning, operations and answer.
