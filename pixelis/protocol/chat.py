@@ -128,7 +128,7 @@ class ChatWriter:
     def end(self, reply: dict[str, Any]) -> str:
         """The last events, for the ``reply`` that a request without a stream gets."""
         self.fingerprint = reply["system_fingerprint"]
-        chunks = [chunk for choice in reply["choices"] for chunk in self._choice(choice)]
+        chunks = [chunk for choice in reply["choices"] for chunk in self._chunks(choice)]
         chunks[-1] |= {"pixelis": reply["pixelis"]}
         if self.include_usage:
             chunks.append({**self.chunk({}), "choices": [], "usage": reply["usage"]})
@@ -141,7 +141,7 @@ class ChatWriter:
     def _reasoning(self, thought: str) -> str:
         return sse_event(self.chunk({"reasoning": thought})) if thought else ""
 
-    def _choice(self, choice: dict[str, Any]) -> list[dict[str, Any]]:
+    def _chunks(self, choice: dict[str, Any]) -> list[dict[str, Any]]:
         index, message = choice["index"], choice["message"]
         # The first choice has begun with the stream
         delta = {"role": "assistant"} if index else {}

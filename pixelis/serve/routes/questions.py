@@ -162,8 +162,6 @@ async def _conversation(state: GatewayState, caller: Caller, id: str, user: str 
     if any(media.id not in pictures for media in question.media):
         raise refuse("the pictures of that response are not stored")
     images = [data_url(pictures[media.id]) for media in question.media]
-    earlier = {id for exchange in question.history for id in exchange.media}
-    own = [media.id for media in question.media if media.id not in earlier]
     conversation = Conversation("", images, history=list(question.history))
     # A stored picture has the size that the policy saw: only its crops show details.
     views = [image for image in experience.trajectory.images if image.parent is not None]
@@ -173,7 +171,7 @@ async def _conversation(state: GatewayState, caller: Caller, id: str, user: str 
     if answer is None:  # the next question is asked together with this one
         conversation.question = question.question
     else:
-        own += conversation.attach(shown, ["previous_response_id"] * len(shown))
+        own = [*conversation.unnamed, *conversation.attach(shown, ["previous_response_id"] * len(shown))]
         conversation.history.append(Exchange(question=question.question, answer=answer, media=own))
     conversation.stored = len(conversation.history)
     return conversation
