@@ -44,8 +44,8 @@ class ReplyFormat(ABC):
         """Raises ApiError 404 unless ``model`` is served."""
         self.caller, self.stream, self.started = Caller(), bool(stream), started
         self.model = model_name(config)
-        if model not in (None, self.model, config.policy.model):
-            raise unknown_model(model or "", self.model)
+        if model is not None:
+            require_model(config, model)
 
     @property
     def seconds(self) -> float:
@@ -79,9 +79,12 @@ def model_name(config: Config) -> str:
     return "pixelis-nano" if config.policy.model == "nano" else Path(config.policy.model).name
 
 
-def unknown_model(name: str, served: str) -> ApiError:
-    message = f"model `{name[:100]}` is not available here; use `{served}`"
-    return ApiError(404, message, "model_not_found", "model")
+def require_model(config: Config, name: str) -> None:
+    """Raises ApiError 404 unless it is the name of the served model."""
+    served = model_name(config)
+    if name not in (served, config.policy.model):
+        message = f"model `{name[:100]}` is not available here; use `{served}`"
+        raise ApiError(404, message, "model_not_found", "model")
 
 
 def require_at_most(param: str, value: int | None, most: int) -> None:

@@ -42,8 +42,8 @@ from pixelis.serve.protocol.question import (
     check_characters,
     is_usual,
     model_name,
+    require_model,
     sampling_params,
-    unknown_model,
 )
 from pixelis.serve.request_handler import check_priority, timeout_error, use_files
 from pixelis.serve.responses import EventStream, api_error, until
@@ -72,8 +72,8 @@ class ServiceHost(EpisodeHost):
 
     async def complete(self, id: str, body: CompletionBody) -> AsyncGenerator[Piece, None]:
         # The address of an episode names the policy, whatever its client calls it
-        if not id and body.model not in (self.model, self.state.config.policy.model):
-            raise unknown_model(body.model, self.model)
+        if not id:
+            require_model(self.state.config, body.model)
         try:
             async with asyncio.timeout_at(self.deadline), AsyncExitStack() as stack:
                 if not self.admitted:

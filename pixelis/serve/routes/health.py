@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from pixelis.serve.counters import CONTENT_TYPE
 from pixelis.serve.dependencies import Scoped, State, authorise
-from pixelis.serve.protocol.question import model_name, unknown_model
+from pixelis.serve.protocol.question import model_name, require_model
 from pixelis.serve.state import GatewayState
 
 HEALTH_CACHE_S = 1.0
@@ -55,10 +55,8 @@ async def list_models(state: State) -> ModelList:
 @router.get("/v1/models/{name:path}", dependencies=[Depends(authorise)])
 async def get_model(state: State, name: str) -> Model:
     """Describe the served model; 404 for any other name."""
-    card = _card(state)
-    if name not in (card.id, state.config.policy.model):
-        raise unknown_model(name, card.id)
-    return card
+    require_model(state.config, name)
+    return _card(state)
 
 
 @router.get("/healthz", responses={503: {"model": Health}})
