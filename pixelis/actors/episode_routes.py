@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
 from pixelis.actors.rollout_messages import TextUpdate, TurnUpdate
-from pixelis.protocol.chat import ChatBody, ChatReply, ChatStream, chat_reply
+from pixelis.protocol.chat import ChatBody, ChatWriter
 from pixelis.protocol.completion import Completion
 from pixelis.protocol.episodes import (
     EpisodeReply,
@@ -28,8 +27,7 @@ from pixelis.protocol.episodes import (
 )
 from pixelis.protocol.errors import ApiError
 from pixelis.protocol.request import CompletionBody
-from pixelis.protocol.responses import ResponseReply, ResponsesBody, ResponseStream, response_reply
-from pixelis.records import new_id
+from pixelis.protocol.responses import ResponseReply, ResponsesBody, ResponseWriter
 
 BODIES = (EpisodeRequest, NextEpisodeRequest, ChatBody, ResponsesBody, RewardRequest, FailRequest)
 Piece = TextUpdate | TurnUpdate | Completion
@@ -101,7 +99,7 @@ def episode_router(
         offered = await host.next(body.wait_s)
         return Response(status_code=204) if offered is None else _placed(request, offered)
 
-    @router.post("/{id}/v1/chat/completions", response_model=ChatReply)
+    @router.post("/{id}/v1/chat/completions", response_model=ChatCompletion)
     async def chat(id: str, host: EpisodeHost = caller, body: ChatBody = asked) -> Response:
         """Go on with an episode as OpenAI's chat completions do."""
         return await respond(host, id, body, failure)
@@ -138,54 +136,35 @@ async def respond(
     host: EpisodeHost, id: str, body: ChatBody | ResponsesBody, failure: Callable[[BaseException], ApiError]
 ) -> Response:
     """The reply to a request, in the format of its ``body``. Raises ApiError."""
-    format: Callable[[Completion], dict[str, Any]]
-    if isinstance(body, ChatBody):
-        include_usage = body.stream_options is not None and body.stream_options.include_usage
-        stream: ChatStream | ResponseStream = ChatStream(host.model, host.dialect, include_usage)
-        format = partial(chat_reply, model=host.model)
-    else:
-        base = ResponseReply(
-            id=new_id("resp"),
-            created_at=int(time.time()),
-            status="in_progress",
-            model=host.model,
-            store=False,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            **body.shown(),
-        )
-        stream = ResponseStream(base, host.dialect, {tool.name or "" for tool in body.tools or ()})
-        format = partial(response_reply, base=base)
+    writer = body.writer(host.model, host.dialect)
     pieces = await host.complete(id, body)
     if body.stream:
-        return host.stream(_events(pieces, format, stream, failure))
+        return host.stream(_events(pieces, writer, failure))
     async with aclosing(pieces):
         async for piece in pieces:
             if isinstance(piece, Completion):
-                return JSONResponse(format(piece))
+                return JSONResponse(writer.reply([piece], piece.fields))
     raise AssertionError("the last piece is the completion")
 
 
 async def _events(
     pieces: AsyncGenerator[Piece, None],
-    format: Callable[[Completion], dict[str, Any]],
-    stream: ChatStream | ResponseStream,
+    writer: ChatWriter | ResponseWriter,
     failure: Callable[[BaseException], ApiError],
 ) -> AsyncGenerator[str, None]:
     """The events of a reply; a failure is the last one."""
-    yield stream.start()
+    yield writer.start()
     try:
         async with aclosing(pieces):
             async for piece in pieces:
                 if isinstance(piece, Completion):
-                    for event in stream.end(format(piece)):
-                        yield event
+                    yield writer.end(writer.reply([piece], piece.fields))
                 elif isinstance(piece, TextUpdate):
-                    yield stream.text(piece.text, piece.attempt)
+                    yield writer.text(piece.text, piece.attempt)
                 else:
-                    yield stream.turn(piece.turn, piece.attempt)
+                    yield writer.turn(piece.turn, piece.attempt)
     except Exception as error:
-        yield stream.error(failure(error))
+        yield writer.error(failure(error))
 
 
 Reply = TypeVar("Reply", bound=EpisodeReply)

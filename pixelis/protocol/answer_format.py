@@ -17,7 +17,7 @@ from jsonschema.exceptions import SchemaError
 
 from pixelis.dialogue.dialects import strict_json
 from pixelis.errors import BadInput, PixelisError
-from pixelis.protocol.errors import ApiError
+from pixelis.protocol.errors import invalid
 
 T = TypeVar("T")
 
@@ -97,13 +97,11 @@ def answer_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
     if kind == "json_object":
         return AnswerFormat(OBJECT)
     if kind != "json_schema":
-        raise ApiError(
-            400, f"`{param}.type` must be text, json_object or json_schema", "invalid_value", f"{param}.type"
-        )
+        raise invalid(f"{param}.type", "it must be text, json_object or json_schema")
     match schema:
         case {"name": str(), "schema": dict() as required}:
             return AnswerFormat(required)
-    raise ApiError(400, f"`{param}` needs a `name` and a `schema`", "missing_parameter", param)
+    raise invalid(param, "it needs a `name` and a `schema`", "missing_parameter")
 
 
 def canonical(answer: str) -> str:

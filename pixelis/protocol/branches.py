@@ -43,12 +43,12 @@ Place = Extends | Forks | Repeats
 class Branch:
     """``messages`` end in a reply, or in the request that waits for one; ``key`` is that of the last request.
 
-    ``replies`` are the ids of the policy's replies by their place, the first ``forked`` messages another's.
+    ``replies`` are the places of the policy's replies, the first ``forked`` messages are another branch's.
     """
 
     messages: list[Message]
     key: str = ""
-    replies: dict[int, str] = field(default_factory=dict)
+    replies: set[int] = field(default_factory=set)
     forked: int = 0
 
     @property
@@ -66,8 +66,6 @@ class Branches:
 
     def __init__(self) -> None:
         self.branches: dict[str, Branch] = {}
-        self.last: str | None = None
-        """The branch of the last reply."""
 
     def place(self, messages: Sequence[Message], key: str = "") -> Place:
         """Place a request, which then waits for ``reply`` or ``abandon``.
@@ -92,16 +90,15 @@ class Branches:
             return Extends(source, new)
         names = ("main" if n == 0 else f"branch-{n}" for n in itertools.count())
         name = next(name for name in names if name not in self.branches)
-        replies = {place: id for place, id in earlier.replies.items() if place < keep}
+        replies = {place for place in earlier.replies if place < keep}
         self.branches[name] = Branch(earlier.messages[:keep] + new, key, replies, keep)
         return Forks(name, source if keep else None, keep, new)
 
-    def reply(self, branch: str, message: Message, id: str = "") -> None:
-        """Record the reply to the request of a branch, and the id by which a client may name it."""
+    def reply(self, branch: str, message: Message) -> None:
+        """Record the reply to the request of a branch."""
         own = self.branches[branch]
-        own.replies[len(own.messages)] = id
+        own.replies.add(len(own.messages))
         own.messages = [*own.messages, message]
-        self.last = branch
 
     def abandon(self, branch: str) -> None:
         """Forget a request that failed, and its branch if that has no reply of its own."""
@@ -110,14 +107,6 @@ class Branches:
         if end == own.forked:
             del self.branches[branch]
         own.messages = own.messages[:end]
-
-    def up_to(self, id: str) -> list[Message]:
-        """The messages up to the reply with this id. Raises KeyError."""
-        for branch in self.branches.values():
-            for place, reply in branch.replies.items():
-                if reply == id:
-                    return branch.messages[: place + 1]
-        raise KeyError(id)
 
 
 def shared_messages(known: Sequence[Message], sent: Sequence[Message]) -> tuple[int, bool]:

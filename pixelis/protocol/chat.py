@@ -1,31 +1,22 @@
-"""OpenAI's chat completions: the request, its reply and its streamed chunks, and the list of models."""
+"""OpenAI's chat completions: the request, its reply and its streamed chunks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from pixelis.protocol.answer_format import AnswerFormat, answer_format
-from pixelis.protocol.completion import TRUNCATED, Completion
+from pixelis.protocol.completion import Completion
 from pixelis.protocol.errors import ApiError, invalid, text_or
-from pixelis.protocol.log_probs import LogProbs
-from pixelis.protocol.messages import (
-    MAX_MESSAGES,
-    CalledFunction,
-    ChatMessage,
-    Message,
-    ToolCall,
-    answered,
-    chat_messages,
-)
+from pixelis.protocol.messages import MAX_MESSAGES, ChatMessage, Message, answered, chat_messages
 from pixelis.protocol.parts import LenientModel, file_ids
 from pixelis.protocol.request import CompletionBody, refuse_unsupported
 from pixelis.protocol.stream import ThoughtStream, sse_event
-from pixelis.records import Trajectory, Turn, new_id
+from pixelis.records import Turn, new_id
 
 MAX_STOPS = 4
 
@@ -37,7 +28,13 @@ class StreamOptions(LenientModel):
 
 
 class ChatBody(CompletionBody):
-    """Body of ``POST /v1/chat/completions``."""
+    """Body of ``POST /v1/chat/completions``.
+
+    ``n`` choices are the elected answer and the answers of other samples; ``stop`` cuts each.
+    """
+
+    question_param: ClassVar[str] = "messages"
+    image_param: ClassVar[str] = "messages"
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: int | None = Field(None, ge=1)
@@ -61,7 +58,10 @@ class ChatBody(CompletionBody):
     def file_ids(self) -> list[str]:
         return file_ids(message.content for message in self.messages)
 
-    def check_fields(self) -> None:
+    def writer(self, model: str, dialect: str) -> ChatWriter:
+        return ChatWriter(self, model, dialect)
+
+    def raw_messages(self) -> list[Message]:
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "it needs `logprobs` to be true")
         answers = self.answer_format
@@ -70,9 +70,6 @@ class ChatBody(CompletionBody):
             "stop": bool(self.stop) and answers is not None,  # would cut JSON
         }
         refuse_unsupported(unsupported, self.model_extra)
-
-    def raw_messages(self) -> list[Message]:
-        self.check_fields()
         return chat_messages(self.messages, self._files)
 
     def normal_messages(self) -> list[Message]:
@@ -87,106 +84,34 @@ class ChatBody(CompletionBody):
         return answered(self.raw_messages(), "messages", "tool_call_id")
 
 
-class Usage(BaseModel):
-    """Tokens of a request: the prompt once, because samples share it, and the replies of all samples."""
+class ChatWriter:
+    """Writes a chat completion, whole or as server-sent events.
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-    @classmethod
-    def of(cls, trajectories: list[Trajectory]) -> Usage:
-        turns = trajectories[0].turns if trajectories else []
-        first_reply = next((i for i, turn in enumerate(turns) if turn.is_policy), len(turns))
-        prompt = sum(len(turn.tokens) for turn in turns[:first_reply])
-        completion = sum(len(turn.tokens) for t in trajectories for turn in t.turns if turn.is_policy)
-        return cls.sum(prompt, completion)
-
-    @classmethod
-    def sum(cls, prompt: int, completion: int) -> Usage:
-        return cls(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
-
-
-class ReplyMessage(BaseModel):
-    """``content`` is null without an answer; ``refusal`` then gives the reason, if there is no call."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str | None
-    refusal: str | None
-    reasoning: str | None = None
-    tool_calls: list[ToolCall] | None = None
-
-
-class Choice(BaseModel):
-    """The answer of one sample."""
-
-    index: int = 0
-    message: ReplyMessage
-    logprobs: LogProbs | None = None
-    finish_reason: Literal["stop", "length", "tool_calls"]
-
-    @classmethod
-    def of(cls, index: int, content: str | None, trajectory: Trajectory, stops: Sequence[str]) -> Choice:
-        """The choice of a sample with the answer ``content``, which ends before the first of ``stops``."""
-        reason, refusal = trajectory.stop_reason.value, None
-        if content is None:
-            who = "this sample reached no" if index else "no sample reached an"
-            refusal = f"{who} answer ({reason})"
-        else:
-            ends = [place for stop in stops if (place := content.find(stop)) >= 0]
-            content = content[: min(ends, default=None)]
-        truncated = content is None and reason in TRUNCATED
-        message = ReplyMessage(content=content, refusal=refusal)
-        return cls(index=index, message=message, finish_reason="length" if truncated else "stop")
-
-
-class ChatReply(BaseModel):
-    """Reply of ``POST /v1/chat/completions``."""
-
-    id: str = Field(default_factory=lambda: new_id("chatcmpl"))
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int = Field(default_factory=lambda: int(time.time()))
-    model: str
-    system_fingerprint: str
-    choices: list[Choice]
-    usage: Usage
-
-
-def chat_reply(completion: Completion, model: str) -> dict[str, Any]:
-    """The chat completion of a reply in an episode."""
-    calls = [
-        ToolCall(id=call.id, function=CalledFunction(name=call.name, arguments=call.json))
-        for call in completion.calls
-    ]
-    message = ReplyMessage(
-        content=completion.text,
-        refusal=completion.refusal,
-        reasoning=completion.thought or None,
-        tool_calls=calls or None,
-    )
-    reply = ChatReply(
-        model=model,
-        system_fingerprint=f"policy-{completion.version}",
-        choices=[Choice(message=message, logprobs=completion.log_probs, finish_reason=completion.finish)],
-        usage=Usage.sum(completion.prompt_tokens, completion.completion_tokens),
-    )
-    return {**reply.model_dump(mode="json"), "pixelis": completion.fields}
-
-
-class ChatStream:
-    """The chunks of a chat completion: thoughts as they are generated (``reasoning``, as vLLM names it), then
-    the message of each choice.
+    A stream has thoughts as they are generated (``reasoning``, as vLLM names it), then the message of each
+    choice.
     """
 
-    def __init__(self, model: str, dialect: str, include_usage: bool = False):
-        self.include_usage = include_usage
+    def __init__(self, body: ChatBody, model: str, dialect: str):
+        self.include_usage = body.stream_options is not None and body.stream_options.include_usage
         self.thoughts = ThoughtStream(dialect)
-        self.base: dict[str, Any] = {
-            "id": new_id("chatcmpl"),
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": None,
+        self.base: dict[str, Any] = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": model}
+        self.fingerprint: str | None = None
+
+    def reply(self, completions: Sequence[Completion], fields: dict[str, Any]) -> dict[str, Any]:
+        """The reply with a choice for each completion; ``fields`` are those that OpenAI's format lacks."""
+        first = completions[0]
+        usage = {
+            "prompt_tokens": first.prompt_tokens,
+            "completion_tokens": first.completion_tokens,
+            "total_tokens": first.prompt_tokens + first.completion_tokens,
+        }
+        return {
+            **self.base,
+            "object": "chat.completion",
+            "system_fingerprint": f"policy-{first.version}",
+            "choices": [_choice(index, completion) for index, completion in enumerate(completions)],
+            "usage": usage,
+            "pixelis": fields,
         }
 
     def start(self) -> str:
@@ -194,34 +119,35 @@ class ChatStream:
 
     def text(self, text: str, attempt: int = 0) -> str:
         """The event for a piece of text of the next turn, or ""."""
-        thought = self.thoughts.add(text, attempt)
-        return sse_event(self.chunk({"reasoning": thought})) if thought else ""
+        return self._reasoning(self.thoughts.add(text, attempt))
 
     def turn(self, turn: Turn, attempt: int = 0) -> str:
         """The event for what a whole turn adds, or ""."""
-        rest = self.thoughts.end(turn.text, attempt) if turn.is_policy else ""
-        return sse_event(self.chunk({"reasoning": rest})) if rest else ""
+        return self._reasoning(self.thoughts.end(turn.text, attempt)) if turn.is_policy else ""
 
-    def end(self, reply: dict[str, Any]) -> list[str]:
-        """The last events, for the reply that a request without a stream gets."""
-        self.base["system_fingerprint"] = reply["system_fingerprint"]
-        chunks = [chunk for choice in reply["choices"] for chunk in self._choice(choice)]
+    def end(self, reply: dict[str, Any]) -> str:
+        """The last events, for the ``reply`` that a request without a stream gets."""
+        self.fingerprint = reply["system_fingerprint"]
+        chunks = [chunk for choice in reply["choices"] for chunk in self._chunks(choice)]
         chunks[-1] |= {"pixelis": reply["pixelis"]}
         if self.include_usage:
-            chunks.append({**self.base, "choices": [], "usage": reply["usage"]})
-        return [*map(sse_event, chunks), "data: [DONE]\n\n"]
+            chunks.append({**self.chunk({}), "choices": [], "usage": reply["usage"]})
+        return "".join(map(sse_event, chunks)) + "data: [DONE]\n\n"
 
     def error(self, error: ApiError) -> str:
         """The last event of a request that failed, which the official client raises."""
         return sse_event(error.body())
 
-    def _choice(self, choice: dict[str, Any]) -> list[dict[str, Any]]:
+    def _reasoning(self, thought: str) -> str:
+        return sse_event(self.chunk({"reasoning": thought})) if thought else ""
+
+    def _chunks(self, choice: dict[str, Any]) -> list[dict[str, Any]]:
         index, message = choice["index"], choice["message"]
         # The first choice has begun with the stream
         delta = {"role": "assistant"} if index else {}
         delta |= {name: message[name] for name in ("content", "refusal") if message[name] is not None}
         chunks = [self.chunk(delta, index=index, logprobs=choice["logprobs"])] if delta else []
-        for place, call in enumerate(message.get("tool_calls") or ()):
+        for place, call in enumerate(message["tool_calls"] or ()):
             named = {**call, "function": {**call["function"], "arguments": ""}}
             arguments = {"function": {"arguments": call["function"]["arguments"]}}
             chunks += [
@@ -234,20 +160,25 @@ class ChatStream:
         self, delta: dict[str, Any], finish_reason: str | None = None, index: int = 0, logprobs: Any = None
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**self.base, "choices": [choice]}
+        kind = {"object": "chat.completion.chunk", "system_fingerprint": self.fingerprint}
+        return {**self.base, **kind, "choices": [choice]}
 
 
-class ModelCard(BaseModel):
-    """A model that the service serves."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "pixelis"
-
-
-class ModelList(BaseModel):
-    """Reply of ``GET /v1/models``."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
+def _choice(index: int, completion: Completion) -> dict[str, Any]:
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.json}}
+        for call in completion.calls
+    ]
+    message = {
+        "role": "assistant",
+        "content": completion.text,
+        "refusal": completion.refusal,
+        "reasoning": completion.thought or None,
+        "tool_calls": calls or None,
+    }
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": completion.log_probs,
+        "finish_reason": completion.finish,
+    }

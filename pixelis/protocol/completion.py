@@ -1,4 +1,4 @@
-"""One reply of the policy in an episode, before it is written in OpenAI's formats."""
+"""One reply of the policy, in an episode or to a vote, before it is written in OpenAI's formats."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pixelis.dialogue.dialects import DIALECTS
-from pixelis.protocol.log_probs import LogProbs
 from pixelis.protocol.messages import Call, Message
 from pixelis.records import StopReason, Trajectory, Turn
 
@@ -20,7 +19,8 @@ class Completion:
     """A reply. Without a ``text`` or calls of the client's ``functions``, ``refusal`` says why.
 
     ``turns`` are those since the request, with the operations that ran on the server. The prompt's tokens are
-    all before the reply.
+    all before the reply. ``log_probs`` are in OpenAI's format. ``ids``: common part of the ids of output
+    items, random if empty.
     """
 
     text: str | None
@@ -32,19 +32,15 @@ class Completion:
     thought: str = ""
     calls: tuple[Call, ...] = ()
     refusal: str | None = None
-    log_probs: LogProbs | None = None
+    log_probs: dict[str, Any] | None = None
     turns: Sequence[Turn] = ()
     dialect: str = "qwen"
     functions: frozenset[str] = frozenset()
+    ids: str = ""
 
     @classmethod
     def of(
-        cls,
-        trajectory: Trajectory,
-        start: int,
-        functions: Collection[str],
-        branch: str = "main",
-        log_probs: LogProbs | None = None,
+        cls, trajectory: Trajectory, start: int, functions: Collection[str], branch: str = "main"
     ) -> Completion:
         """The reply in the turns of a trajectory from ``start``: an answer, calls, or the text of the last turn."""
         turns, reason = trajectory.turns[start:], trajectory.stop_reason
@@ -76,7 +72,6 @@ class Completion:
             thought=thought if thought != text else "",
             calls=calls if finish == "tool_calls" else (),
             refusal=None if text is not None or finish == "tool_calls" else f"no answer ({reason.value})",
-            log_probs=log_probs,
             turns=turns,
             dialect=trajectory.dialect,
             functions=frozenset(functions),

@@ -94,8 +94,12 @@ class StrictModel(BaseModel):
         return {name: value for name, value in body.items() if name in known or name == unknown}
 
 
+def is_plain(text: str) -> bool:
+    return not any(c == "\x00" or "\ud800" <= c <= "\udfff" for c in text)
+
+
 def _plain_text(text: str) -> str:
-    if any(c == "\x00" or "\ud800" <= c <= "\udfff" for c in text):
+    if not is_plain(text):
         raise PydanticCustomError("invalid_characters", "contains a NUL or an unpaired surrogate")
     return text
 

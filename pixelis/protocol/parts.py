@@ -18,8 +18,6 @@ MAX_PARTS = 256
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.IGNORECASE)
 
 Kind = Literal["image", "video"]
-Placed = tuple[str, str]
-"""The URL of a picture or clip, and where it stands in the request: ``messages[0].content[1]``."""
 
 
 class LenientModel(BaseModel):
@@ -110,11 +108,14 @@ def typed_data_url(data: str, param: str) -> str:
         raise invalid(param, error.message, error.code) from None
 
 
-def check_data_url(url: str, kind: Literal["image", "video"], param: str) -> None:
-    """Raises ApiError 400 unless ``url``, at ``param``, is a base64 data URL of a picture or clip.
+def kind_url(url: str, kind: Kind | None, param: str) -> str:
+    """The data URL of a picture or clip, with the type of its kind.
 
-    A gateway that fetched other addresses would open the network and the disk behind it.
+    Raises ApiError 400 unless ``url``, at ``param``, is one in base64. A gateway that fetched other addresses
+    would open the network and the disk behind it.
     """
+    if kind is None:
+        kind = "video" if url.startswith("data:video/") else "image"
     noun, types = ("picture", IMAGE_TYPES) if kind == "image" else ("clip", VIDEO_TYPES)
     head = _DATA_URL.match(url[:200])
     if head is None:
@@ -124,14 +125,6 @@ def check_data_url(url: str, kind: Literal["image", "video"], param: str) -> Non
     elif not head.group(2).lower().endswith(";base64"):
         problem, what = "must be base64 in its data URL", "encoding"
     else:
-        return
+        # A GIF is either
+        return re.sub("^data:(image|video)/", f"data:{kind}/", url, count=1, flags=re.IGNORECASE)
     raise invalid(param, f"the {noun} {problem}", f"{kind}_{what}")
-
-
-def kind_url(url: str, kind: Kind | None, param: str) -> str:
-    """The data URL with the type of its kind, for one that is a picture or clip. Raises ApiError 400."""
-    if kind is None:
-        kind = "video" if url.startswith("data:video/") else "image"
-    check_data_url(url, kind, param)
-    # A GIF is either
-    return re.sub("^data:(image|video)/", f"data:{kind}/", url, count=1, flags=re.IGNORECASE)

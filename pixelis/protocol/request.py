@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from pixelis.dialogue.session import MAX_TOP_LOG_PROBS
-from pixelis.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText, text_or
+from pixelis.protocol.errors import MAX_NAME_CHARS, ApiError, PlainText
 from pixelis.protocol.messages import Message
-from pixelis.protocol.tools import ToolBody, Tools, Toolset, read_tools
+from pixelis.protocol.tools import ToolsBody
 
 MAX_PRIORITY = 100
 IGNORED = {
@@ -38,7 +38,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class Request(BaseModel):
-    """The fields of all questions. ``use_files`` gives the data URLs of the files that ``file_ids`` names."""
+    """The fields of all questions. ``use_files`` gives the data URLs of the files that ``file_ids`` names.
+
+    The class variables name fields in error messages.
+    """
+
+    question_param: ClassVar[str] = "question"
+    image_param: ClassVar[str] = "image"
 
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
@@ -53,7 +59,7 @@ class Request(BaseModel):
         raise NotImplementedError
 
 
-class CompletionBody(Request):
+class CompletionBody(Request, ToolsBody):
     """The fields of OpenAI's two question routes.
 
     Unknown fields and those that would change the reply but are not supported (``background``, ``top_k``, ...)
@@ -66,9 +72,6 @@ class CompletionBody(Request):
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     stream: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOG_PROBS)
-    tools: Tools | None = None
-    tool_choice: text_or(ToolBody) | None = None  # type: ignore[valid-type]
-    parallel_tool_calls: bool | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -77,14 +80,6 @@ class CompletionBody(Request):
     def normal_messages(self) -> list[Message]:
         """The messages of a request that an episode goes on with. Raises ApiError 400."""
         raise NotImplementedError
-
-    @property
-    def offers_tools(self) -> bool:
-        return bool(self.tools) and self.tool_choice != "none"
-
-    def toolset(self, operations: Collection[str] = ()) -> Toolset:
-        """The client's tools, beside our ``operations``. Raises ApiError 400."""
-        return read_tools(self.tools, self.tool_choice, self.parallel_tool_calls, operations)
 
 
 def refuse_unsupported(unsupported: Mapping[str, bool], unknown: Mapping[str, Any] | None) -> None:

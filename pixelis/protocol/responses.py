@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from pixelis.protocol.answer_format import AnswerFormat, answer_format
-from pixelis.protocol.chat import Usage
 from pixelis.protocol.completion import Completion
 from pixelis.protocol.errors import (
     MAX_COMMENT_CHARS,
@@ -25,10 +24,9 @@ from pixelis.protocol.errors import (
 from pixelis.protocol.messages import MAX_MESSAGES, InputItem, Message, answered, input_messages
 from pixelis.protocol.parts import file_ids
 from pixelis.protocol.request import CompletionBody, refuse_unsupported
-from pixelis.protocol.response_events import ResponseEvents
-from pixelis.protocol.stream import ThoughtStream
+from pixelis.protocol.response_events import OutputItems
 from pixelis.protocol.tools import ToolBody
-from pixelis.records import Turn
+from pixelis.records import new_id
 
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 """Largest ``metadata``, as OpenAI has it."""
@@ -77,7 +75,13 @@ Metadata = Annotated[
 
 
 class ResponsesBody(CompletionBody):
-    """Body of ``POST /v1/responses``."""
+    """Body of ``POST /v1/responses``: a question as text or messages, perhaps after a stored response.
+
+    ``store`` false stores no experience.
+    """
+
+    question_param: ClassVar[str] = "input"
+    image_param: ClassVar[str] = "input"
 
     input: text_or(Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)])  # type: ignore[valid-type]
     instructions: str | None = None
@@ -94,6 +98,10 @@ class ResponsesBody(CompletionBody):
     def token_limit(self) -> int | None:
         return self.max_output_tokens
 
+    @property
+    def has_log_probs(self) -> bool:
+        return LOG_PROBS in (self.include or ())
+
     @cached_property
     def answer_format(self) -> AnswerFormat | None:
         f = self.text.format if self.text is not None else None
@@ -103,8 +111,11 @@ class ResponsesBody(CompletionBody):
         items = [item for item in self.input if isinstance(item, InputItem)]
         return file_ids(content for item in items for content in (item.content, item.output))
 
-    def check_fields(self) -> None:
-        if self.top_logprobs and LOG_PROBS not in (self.include or ()):
+    def writer(self, model: str, dialect: str) -> ResponseWriter:
+        return ResponseWriter(self, model, dialect)
+
+    def raw_messages(self) -> list[Message]:
+        if self.top_logprobs and not self.has_log_probs:
             raise invalid("top_logprobs", f"it needs `{LOG_PROBS}` in `include`")
         unsupported = {
             "text.verbosity": self.text is not None and self.text.verbosity not in (None, "medium"),
@@ -112,89 +123,114 @@ class ResponsesBody(CompletionBody):
             "include": bool(set(self.include or ()).difference(INCLUDED)),
         }
         refuse_unsupported(unsupported, self.model_extra)
-
-    def raw_messages(self) -> list[Message]:
-        self.check_fields()
         return input_messages(self.input, self.instructions, self._files)
 
-    def normal_messages(self, earlier: Sequence[Message] = ()) -> list[Message]:
-        """``earlier``: the messages up to the response ``previous_response_id``. Raises ApiError 400."""
+    def normal_messages(self) -> list[Message]:
         unsupported = {
-            "previous_response_id": self.previous_response_id is not None and not earlier,
-            "include": LOG_PROBS in (self.include or ()),
+            "previous_response_id": self.previous_response_id is not None,
+            "include": self.has_log_probs,
             "text.format": self.answer_format is not None,
         }
         refuse_unsupported(unsupported, None)
-        if self.instructions and earlier and earlier[0].role == "system":
-            earlier = earlier[1:]
-        raw, instructions = self.raw_messages(), int(bool(self.instructions))
-        return answered([*raw[:instructions], *earlier, *raw[instructions:]], "input", "call_id")
-
-    def shown(self) -> dict[str, Any]:
-        """The fields of the reply that repeat the request."""
-        choice = self.tool_choice if self.tools and self.tool_choice else "auto"
-        return {
-            "instructions": self.instructions,
-            "previous_response_id": self.previous_response_id,
-            "max_output_tokens": self.max_output_tokens,
-            "metadata": self.metadata or {},
-            "text": (self.text or TextOptions()).shown(),
-            "top_logprobs": self.top_logprobs or 0,
-            "tools": [tool.model_dump(exclude={"function"}) for tool in self.tools or ()],
-            "tool_choice": choice.model_dump(include={"type", "name"})
-            if isinstance(choice, ToolBody)
-            else choice,
-            "parallel_tool_calls": bool(self.tools) and self.parallel_tool_calls is not False,
-        }
+        return answered(self.raw_messages(), "input", "call_id")
 
 
 class ResponseReply(BaseModel):
-    """A response."""
+    """A response; its other fields are those of `openai.types.responses.Response`, which describes every item."""
 
     id: str
     object: Literal["response"] = "response"
-    created_at: int
-    completed_at: int | None = None
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     model: str
-    output: list[dict[str, Any]] = Field(default_factory=list)
-    error: dict[str, Any] | None = None
-    incomplete_details: dict[str, str] | None = None
-    instructions: str | None = None
-    previous_response_id: str | None = None
-    store: bool = True
-    temperature: float
-    top_p: float
-    max_output_tokens: int | None = None
-    parallel_tool_calls: bool = False
-    tool_choice: Any = "auto"
-    tools: list[Any] = Field(default_factory=list)
-    text: dict[str, Any] = Field(default_factory=lambda: {"format": {"type": "text"}})
-    reasoning: dict[str, Any] = Field(default_factory=lambda: {"effort": None, "summary": None})
-    truncation: Literal["disabled"] = "disabled"
-    metadata: dict[str, str] = Field(default_factory=dict)
-    top_logprobs: int = 0
+    output: list[dict[str, Any]]
     usage: dict[str, Any] | None = None
 
 
-def response_usage(used: Usage) -> dict[str, Any]:
-    return {
-        "input_tokens": used.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens": used.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": used.total_tokens,
-    }
+class ResponseWriter(OutputItems):
+    """Writes a response as ``ChatWriter`` does: output items as they arise, then the message and the calls.
+
+    ``base`` has the fields that are known before the reply.
+    """
+
+    def __init__(self, body: ResponsesBody, model: str, dialect: str):
+        super().__init__(dialect, {tool.name or "" for tool in body.tools or ()})
+        choice = body.tool_choice if body.tools and body.tool_choice else "auto"
+        if isinstance(choice, ToolBody):
+            choice = choice.model_dump(include={"type", "name"})
+        self.base: dict[str, Any] = {
+            "id": new_id("resp"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "completed_at": None,
+            "status": "in_progress",
+            "model": model,
+            "output": [],
+            "error": None,
+            "incomplete_details": None,
+            "store": False,
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "usage": None,
+            "instructions": body.instructions,
+            "previous_response_id": body.previous_response_id,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "text": (body.text or TextOptions()).shown(),
+            "top_logprobs": body.top_logprobs or 0,
+            "tools": [tool.model_dump(exclude={"function"}) for tool in body.tools or ()],
+            "tool_choice": choice,
+            "parallel_tool_calls": bool(body.tools) and body.parallel_tool_calls is not False,
+            "reasoning": {"effort": None, "summary": None},
+            "truncation": "disabled",
+        }
+
+    def reply(self, completions: Sequence[Completion], fields: dict[str, Any]) -> dict[str, Any]:
+        (completion,) = completions
+        usage = response_usage(completion.prompt_tokens, completion.completion_tokens)
+        known = {**self.base, "completed_at": int(time.time()), "usage": usage}
+        return {**known, **response_outcome(completion), "pixelis": fields}
+
+    def start(self) -> str:
+        for kind in ("response.created", "response.in_progress"):
+            self.event(kind, response=self.base)
+        return self.take()
+
+    def end(self, reply: dict[str, Any]) -> str:
+        last = [item for item in reply["output"] if item["type"] in ("message", "function_call")]
+        if self.output:
+            self.finish()
+        else:  # a cached response, or the policy answered at once
+            for item in reply["output"]:
+                if item not in last:
+                    self.item(item)
+        for item in last:
+            if item["type"] == "message":
+                (part,) = item["content"]
+                self.message(part.get("text"), part.get("refusal"), part.get("logprobs", []))
+            else:
+                self.function_call(item["call_id"], item["name"], item["arguments"])
+        self.event(f"response.{reply['status']}", response={**reply, "output": self.output})
+        return self.take()
+
+    def error(self, error: ApiError) -> str:
+        details = {"code": error.code, "message": error.message}
+        self.event("error", **details, param=error.param)
+        self.event("response.failed", response={**self.base, "status": "failed", "error": details})
+        return self.take()
 
 
-def response_outcome(completion: Completion, ids: str = "") -> dict[str, Any]:
-    """Status and output of a response; ``ids`` is the common part of the ids of its items, random if empty."""
-    items = ResponseEvents(completion.dialect, ids, completion.functions)
+def response_outcome(completion: Completion) -> dict[str, Any]:
+    """Status and output of a response: a ``reasoning`` item for each thought, an ``mcp_call`` item for each
+    pixel operation, then the ``message`` and the client's calls.
+
+    ``status`` is "incomplete" if there is no answer for want of tokens.
+    """
+    items = OutputItems(completion.dialect, completion.functions, completion.ids)
     for turn in completion.turns:
         items.turn(turn)
     items.finish()
     if completion.text is not None or completion.refusal is not None:
-        tokens = completion.log_probs.model_dump()["content"] if completion.log_probs else []
+        tokens = completion.log_probs["content"] if completion.log_probs else []
         items.message(completion.text, completion.refusal, tokens)
     for call in completion.calls:
         items.function_call(call.id, call.name, call.json)
@@ -206,57 +242,11 @@ def response_outcome(completion: Completion, ids: str = "") -> dict[str, Any]:
     }
 
 
-def response_reply(completion: Completion, base: ResponseReply) -> dict[str, Any]:
-    """The response of a reply in an episode; ``base`` has the fields that are known before it."""
-    usage = response_usage(Usage.sum(completion.prompt_tokens, completion.completion_tokens))
-    changes = {"completed_at": int(time.time()), "usage": usage, **response_outcome(completion)}
-    return {**base.model_copy(update=changes).model_dump(mode="json"), "pixelis": completion.fields}
-
-
-class ResponseStream:
-    """The events of a response: output items as they arise, then the message and the calls."""
-
-    def __init__(self, base: ResponseReply, dialect: str, functions: Collection[str] = ()):
-        self.base = base
-        self.items = ResponseEvents(dialect, functions=functions)
-        self.thoughts = ThoughtStream(dialect)
-
-    def start(self) -> str:
-        response = self.base.model_dump(mode="json")
-        kinds = ("response.created", "response.in_progress")
-        return "".join(self.items.event(kind, response=response) for kind in kinds)
-
-    def text(self, text: str, attempt: int = 0) -> str:
-        """The events for a piece of text of the next turn."""
-        thought = self.thoughts.add(text, attempt)
-        return "".join(self.items.thinking(thought, attempt)) if thought else ""
-
-    def turn(self, turn: Turn, attempt: int = 0) -> str:
-        """The events for what a whole turn adds."""
-        rest = self.thoughts.end(turn.text, attempt) if turn.is_policy else ""
-        return "".join(self.items.turn(turn, attempt, rest))
-
-    def end(self, reply: dict[str, Any]) -> list[str]:
-        """The last events, for the reply that a request without a stream gets."""
-        last = [item for item in reply["output"] if item["type"] in ("message", "function_call")]
-        if self.items.output:
-            events = self.items.finish()
-        else:  # a cached response, or the policy answered at once
-            earlier = [item for item in reply["output"] if item not in last]
-            events = [event for item in earlier for event in self.items.item(item)]
-        for item in last:
-            if item["type"] == "message":
-                (part,) = item["content"]
-                tokens = part.get("logprobs", [])
-                events += self.items.message(part.get("text"), part.get("refusal"), tokens)
-            else:
-                events += self.items.function_call(item["call_id"], item["name"], item["arguments"])
-        response = {**reply, "output": self.items.output}
-        return [*events, self.items.event(f"response.{reply['status']}", response=response)]
-
-    def error(self, error: ApiError) -> str:
-        details = {"code": error.code, "message": error.message}
-        response = self.base.model_copy(update={"status": "failed", "error": details}).model_dump(mode="json")
-        return self.items.event("error", **details, param=error.param) + self.items.event(
-            "response.failed", response=response
-        )
+def response_usage(prompt: int, completion: int) -> dict[str, Any]:
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": completion,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt + completion,
+    }

@@ -1,4 +1,4 @@
-"""Server-sent events, and thoughts as they are generated."""
+"""What the writers of OpenAI's formats share: server-sent events, and thoughts as they are generated."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from pixelis.protocol.errors import ApiError, PlainText, invalid
+from pixelis.protocol.errors import ApiError, PlainText, invalid, text_or
 from pixelis.protocol.messages import Call
 from pixelis.protocol.parts import LenientModel
 from pixelis.records import Function
@@ -29,9 +29,6 @@ class ToolBody(FunctionBody):
 
     type: str
     function: FunctionBody | None = None
-
-
-Tools = Annotated[list[ToolBody], Field(max_length=MAX_FUNCTIONS, fail_fast=True)]
 
 
 @dataclass(frozen=True)
@@ -64,33 +61,40 @@ class Toolset:
             raise ApiError(422, message, "tool_choice_unmet", unmet)
 
 
-def read_tools(
-    tools: Sequence[ToolBody] | None,
-    choice: str | ToolBody | None,
-    parallel: bool | None,
-    operations: Collection[str] = (),
-) -> Toolset:
-    """The functions of a request; no name may be that of one of the ``operations``. Raises ApiError 400."""
-    functions = dict[str, Function]()
-    for i, tool in enumerate(tools or ()):
-        place = f"tools[{i}]"
-        function = _function(tool, place)
-        if function.name in operations or function.name in functions:
-            owner = "an operation of the server" if function.name in operations else "another tool"
-            raise invalid(place, f"{function.name} is also the name of {owner}", "name_taken")
-        functions[function.name] = function
-    read = Toolset(tuple(functions.values()), parallel=parallel is not False)
-    if choice in (None, "auto"):
-        return read
-    if choice == "none":
-        return replace(read, choice="none")
-    if choice == "required" and functions:
-        return replace(read, choice="required")
-    if isinstance(choice, ToolBody) and choice.type == "function":
-        name = (choice.function or choice).name
-        if name in functions:
-            return replace(read, choice="required", named=name)
-    raise invalid("tool_choice", "it must be none, auto, required or one of the functions in `tools`")
+class ToolsBody(BaseModel):
+    """The fields of a request with tools."""
+
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_FUNCTIONS, fail_fast=True)] | None = None
+    tool_choice: text_or(ToolBody) | None = None  # type: ignore[valid-type]
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def offers_tools(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def toolset(self, operations: Collection[str] = ()) -> Toolset:
+        """The client's tools; no name may be that of one of our ``operations``. Raises ApiError 400."""
+        functions = dict[str, Function]()
+        for i, tool in enumerate(self.tools or ()):
+            place = f"tools[{i}]"
+            function = _function(tool, place)
+            if function.name in operations or function.name in functions:
+                owner = "an operation of the server" if function.name in operations else "another tool"
+                raise invalid(place, f"{function.name} is also the name of {owner}", "name_taken")
+            functions[function.name] = function
+        read = Toolset(tuple(functions.values()), parallel=self.parallel_tool_calls is not False)
+        choice = self.tool_choice
+        if choice in (None, "auto"):
+            return read
+        if choice == "none":
+            return replace(read, choice="none")
+        if choice == "required" and functions:
+            return replace(read, choice="required")
+        if isinstance(choice, ToolBody) and choice.type == "function":
+            name = (choice.function or choice).name
+            if name in functions:
+                return replace(read, choice="required", named=name)
+        raise invalid("tool_choice", "it must be none, auto, required or one of the functions in `tools`")
 
 
 def _function(tool: ToolBody, place: str) -> Function:

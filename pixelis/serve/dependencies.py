@@ -137,24 +137,20 @@ RequestTiming = Annotated[Timing, Depends(get_timing)]
 class JsonBody(Generic[Model]):
     """The body as ``model``, read under a cap in bytes and seconds; empty counts as ``{}``.
 
+    One with ``pictures`` is capped by ``serve.max_body_bytes`` and the request's deadline, and is not empty.
     Raises ApiError 413, 408, or 400 for a body that is not a ``model``.
     """
 
-    def __init__(self, model: type[Model]):
-        self.model = model
+    def __init__(self, model: type[Model], pictures: bool = False):
+        self.model, self.pictures = model, pictures
 
-    async def __call__(self, state: State, request: Request) -> Model:
+    async def __call__(self, state: State, request: Request, timing: RequestTiming) -> Model:
+        if self.pictures:
+            body = await read_body(state, request, state.config.serve.max_body_bytes, timing.deadline)
+            return parse_body(self.model, body)
         deadline = asyncio.get_running_loop().time() + ACTOR_TIMEOUT_S
         body = await read_body(state, request, MAX_SMALL_BODY_BYTES, deadline)
         return parse_body(self.model, body or b"{}")
-
-
-class QuestionBody(JsonBody[Model]):
-    """A JsonBody with pictures: capped by ``serve.max_body_bytes`` and the request's deadline."""
-
-    async def __call__(self, state: State, request: Request, timing: RequestTiming) -> Model:  # type: ignore[override]
-        body = await read_body(state, request, state.config.serve.max_body_bytes, timing.deadline)
-        return parse_body(self.model, body)
 
 
 async def read_upload(state: State, request: Request, timing: RequestTiming) -> FormData:

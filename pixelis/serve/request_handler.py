@@ -142,17 +142,15 @@ async def _stream(
             reply = await _complete(state, reply_format, answer)
         last = reply_format.stream_end(reply)
     except TimeoutError:
-        last = [reply_format.stream_error(timeout_error(state))]
+        last = reply_format.stream_error(timeout_error(state))
     except Exception as error:
-        last = [reply_format.stream_error(api_error(error))]
-    for text in last:
-        yield text
+        last = reply_format.stream_error(api_error(error))
+    yield last
 
 
 async def _stream_cached(reply_format: ReplyFormat, reply: dict[str, Any]) -> AsyncGenerator[str, None]:
     yield reply_format.stream_start()
-    for text in reply_format.stream_end(reply):
-        yield text
+    yield reply_format.stream_end(reply)
 
 
 async def _complete(state: GatewayState, reply_format: ReplyFormat, answer: Answer) -> dict[str, Any]:

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from pixelis.config import Config
 from pixelis.protocol.errors import ApiError, StrictModel, text_or
-from pixelis.protocol.parts import MAX_PARTS, Placed, file_url
+from pixelis.protocol.parts import MAX_PARTS, Kind, file_url, kind_url
+from pixelis.protocol.request import Request
 from pixelis.protocol.stream import sse_event
 from pixelis.records import Exchange, ImageView, Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.files import FILE_ID
-from pixelis.serve.protocol.question import (
-    MAX_EXCHANGES,
-    Conversation,
-    QuestionRequest,
-    ReplyFormat,
-    agent_query,
-    reply_cache_key,
-)
+from pixelis.serve.protocol.conversation import MAX_EXCHANGES, Conversation
+from pixelis.serve.protocol.question import ReplyFormat, agent_query, reply_cache_key, require_at_most
 
 Urls = text_or(Annotated[list[str], Field(max_length=MAX_PARTS, fail_fast=True)])
 
@@ -36,7 +31,7 @@ class EarlierQuestion(StrictModel):
     video: Urls = Field(default_factory=list)  # type: ignore[valid-type]
 
 
-class AgentRequest(StrictModel, QuestionRequest):
+class AgentRequest(StrictModel, Request):
     """Body of ``POST /v1/agent``: a question about pictures and clips, data URLs or ids of uploaded files.
 
     - ``history``: the exchanges before it, each with the pictures that came with its question.
@@ -50,8 +45,6 @@ class AgentRequest(StrictModel, QuestionRequest):
     - ``user``: stored as a pseudonym.
     """
 
-    question_param: ClassVar[str] = "question"
-    image_param: ClassVar[str] = "image"
     question: str
     image: Urls = Field(default_factory=list)  # type: ignore[valid-type]
     video: Urls = Field(default_factory=list)  # type: ignore[valid-type]
@@ -70,6 +63,7 @@ class AgentRequest(StrictModel, QuestionRequest):
         return [url for urls in fields for url in _listed(urls) if re.match(FILE_ID, url)]
 
     def conversation(self) -> Conversation:
+        """Raises ApiError 400."""
         conversation = Conversation(self.question.strip())
         for i, earlier in enumerate(self.history):
             media = self._attach(conversation, earlier, f"history[{i}].")
@@ -82,17 +76,16 @@ class AgentRequest(StrictModel, QuestionRequest):
     def _attach(
         self, conversation: Conversation, body: EarlierQuestion | AgentRequest, param: str
     ) -> list[str]:
-        return conversation.attach(
-            self._placed(body.image, "image", param), self._placed(body.video, "video", param)
-        )
-
-    def _placed(self, urls: str | list[str], kind: Literal["image", "video"], param: str) -> list[Placed]:
-        placed = list[Placed]()
-        for n, url in enumerate(_listed(urls)):
-            place = f"{param}{kind}" if isinstance(urls, str) else f"{param}{kind}[{n}]"
-            is_file = re.match(FILE_ID, url) is not None
-            placed.append((file_url(self._files, url, kind, place) if is_file else url, place))
-        return placed
+        media = dict[str, str]()
+        fields: list[tuple[Kind, Any]] = [("image", body.image), ("video", body.video)]
+        for kind, urls in fields:
+            for n, url in enumerate(_listed(urls)):
+                place = f"{param}{kind}" if isinstance(urls, str) else f"{param}{kind}[{n}]"
+                is_file = re.match(FILE_ID, url) is not None
+                media[place] = kind_url(
+                    file_url(self._files, url, kind, place) if is_file else url, kind, place
+                )
+        return conversation.attach(list(media.values()), list(media))
 
 
 def _listed(urls: str | list[str]) -> list[str]:
@@ -131,18 +124,17 @@ class AgentFormat(ReplyFormat):
 
     def __init__(self, config: Config, request: AgentRequest, started: float):
         super().__init__(config, request.stream, started)
-        if request.samples is not None and request.samples > config.serve.samples:
-            raise ApiError(400, f"`samples` is at most {config.serve.samples}", "invalid_value", "samples")
-        if request.max_turns is not None and request.max_turns > (most := config.dialogue.max_turns_test):
-            raise ApiError(400, f"`max_turns` is at most {most}", "invalid_value", "max_turns")
+        require_at_most("samples", request.samples, config.serve.samples)
+        require_at_most("max_turns", request.max_turns, config.dialogue.max_turns_test)
         self.query = agent_query(
             config,
             request,
-            request.samples,
-            request.operations,
-            request.max_turns,
-            request.learn,
-            request.remember,
+            request.conversation(),
+            learn=request.learn,
+            remember=request.remember,
+            samples=request.samples,
+            operations=request.operations,
+            max_turns=request.max_turns,
         )
         self.cache_key = reply_cache_key("/v1/agent", self.query, request.seed, request.cache)
 
@@ -172,8 +164,8 @@ class AgentFormat(ReplyFormat):
     def stream_turn(self, event: TurnEvent) -> str:
         return sse_event(event.model_dump(mode="json"), "turn")
 
-    def stream_end(self, reply: dict[str, Any]) -> list[str]:
-        return [sse_event(reply, "answer")]
+    def stream_end(self, reply: dict[str, Any]) -> str:
+        return sse_event(reply, "answer")
 
     def stream_error(self, error: ApiError) -> str:
         return sse_event(error.body(), "error")

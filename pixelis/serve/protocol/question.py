@@ -2,105 +2,50 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 import time
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pixelis.config import Config
 from pixelis.dialogue.session import MIN_TEMPERATURE, SamplingParams
-from pixelis.protocol.answer_format import AnswerFormat
-from pixelis.protocol.chat import ChatStream
-from pixelis.protocol.errors import ApiError
-from pixelis.protocol.parts import Placed, check_data_url
-from pixelis.protocol.request import Request
-from pixelis.protocol.responses import ResponseStream
-from pixelis.records import Exchange
+from pixelis.protocol.chat import ChatBody, ChatWriter
+from pixelis.protocol.errors import ApiError, is_plain
+from pixelis.protocol.parts import kind_url
+from pixelis.protocol.request import CompletionBody, Request
+from pixelis.protocol.responses import ResponsesBody, ResponseWriter
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer, TextEvent, TurnEvent
 from pixelis.serve.cache import key_of
 from pixelis.serve.keys import Caller
+from pixelis.serve.protocol.conversation import Conversation
 
-MAX_EXCHANGES = 32
-"""Longest history of a question."""
 MAX_SEED = 0x7FFFFFFF
 _BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 """Characters that Unicode counts as letters or symbols, and that are invisible."""
 _MARKER = re.compile(r"<\|[A-Za-z0-9_]+\|>")
 
 
-@dataclass(slots=True)
-class Conversation:
-    """A question as sent, with the URLs of all media of the conversation and the exchanges before it.
-
-    The n-th picture has the id ``img{n}``, the n-th clip ``vid{n}``; those that no exchange names came with
-    the question. ``places`` in the request are by these ids. The first ``stored`` exchanges come from the
-    memory.
-    """
-
-    question: str
-    images: list[str] = field(default_factory=list)
-    clips: list[str] = field(default_factory=list)
-    history: list[Exchange] = field(default_factory=list)
-    stored: int = 0
-    places: dict[str, str] = field(default_factory=dict, compare=False)
-
-    def attach(self, images: Sequence[Placed], clips: Sequence[Placed]) -> list[str]:
-        """Raises ApiError 400 for an address that is no data URL of its kind."""
-        ids = []
-        for url, place in images:
-            check_data_url(url, "image", place)
-            ids.append(f"img{len(self.images)}")
-            self.images.append(url)
-        for url, place in clips:
-            check_data_url(url, "video", place)
-            ids.append(f"vid{len(self.clips)}")
-            self.clips.append(url)
-        self.places |= zip(ids, (place for _, place in [*images, *clips]), strict=True)
-        return ids
-
-    @property
-    def unnamed(self) -> list[str]:
-        """Ids of the pictures and clips that no exchange names."""
-        ids = [f"img{n}" for n in range(len(self.images))] + [f"vid{n}" for n in range(len(self.clips))]
-        named = {id for exchange in self.history for id in exchange.media}
-        return [id for id in ids if id not in named]
-
-
-class QuestionRequest(Request):
-    """A body with a question. The class variables name fields in error messages."""
-
-    question_param: ClassVar[str]
-    image_param: ClassVar[str]
-
-    def conversation(self) -> Conversation:
-        """Raises ApiError 400."""
-        raise NotImplementedError
-
-
 class ReplyFormat(ABC):
     """A validated request and the format of its reply, a server-sent stream if ``stream``.
 
     ``cached_reply`` gives an earlier reply this request's id and times. Stream methods may return "" for no
-    event.
+    event; by default a ``writer`` of OpenAI's formats tells the thoughts of the first sample.
     """
 
     query: AgentQuery
     cache_key: str | None
-    events: ChatStream | ResponseStream
+    writer: ChatWriter | ResponseWriter
 
     def __init__(self, config: Config, stream: bool | None, started: float, model: str | None = None):
         """Raises ApiError 404 unless ``model`` is served."""
         self.caller, self.stream, self.started = Caller(), bool(stream), started
         self.model = model_name(config)
-        if model not in (None, self.model, config.policy.model):
-            raise unknown_model(model or "", self.model)
+        if model is not None:
+            require_model(config, model)
 
     @property
     def seconds(self) -> float:
@@ -114,19 +59,19 @@ class ReplyFormat(ABC):
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]: ...
 
     def stream_start(self) -> str:
-        return self.events.start()
+        return self.writer.start()
 
     def stream_text(self, event: TextEvent) -> str:
-        return self.events.text(event.text, event.attempt)
+        return self.writer.text(event.text, event.attempt)
 
-    @abstractmethod
-    def stream_turn(self, event: TurnEvent) -> str: ...
+    def stream_turn(self, event: TurnEvent) -> str:
+        return self.writer.turn(event.turn, event.attempt) if event.sample == 0 else ""
 
-    def stream_end(self, reply: dict[str, Any]) -> list[str]:
-        return self.events.end(reply)
+    def stream_end(self, reply: dict[str, Any]) -> str:
+        return self.writer.end(reply)
 
     def stream_error(self, error: ApiError) -> str:
-        return self.events.error(error)
+        return self.writer.error(error)
 
 
 def model_name(config: Config) -> str:
@@ -134,46 +79,53 @@ def model_name(config: Config) -> str:
     return "pixelis-nano" if config.policy.model == "nano" else Path(config.policy.model).name
 
 
-def unknown_model(name: str, served: str) -> ApiError:
-    message = f"model `{name[:100]}` is not available here; use `{served}`"
-    return ApiError(404, message, "model_not_found", "model")
+def require_model(config: Config, name: str) -> None:
+    """Raises ApiError 404 unless it is the name of the served model."""
+    served = model_name(config)
+    if name not in (served, config.policy.model):
+        message = f"model `{name[:100]}` is not available here; use `{served}`"
+        raise ApiError(404, message, "model_not_found", "model")
+
+
+def require_at_most(param: str, value: int | None, most: int) -> None:
+    """Raises ApiError 400."""
+    if value is not None and value > most:
+        raise ApiError(400, f"`{param}` is at most {most}", "invalid_value", param)
 
 
 def agent_query(
     config: Config,
-    body: QuestionRequest,
+    body: Request,
+    conversation: Conversation,
+    learn: bool = True,
+    remember: bool | Literal["later"] = True,
     samples: int | None = None,
     operations: bool = True,
     max_turns: int | None = None,
-    learn: bool = True,
-    remember: bool | Literal["later"] = True,
-    max_tokens: int | None = None,
-    top_p: float | None = None,
-    top_log_probs: int = 0,
-    answers: AnswerFormat | None = None,
 ) -> AgentQuery:
-    """The query for the agent. Raises ApiError 400 for an invalid question or picture address."""
-    conversation = body.conversation()
+    """The query for the agent. Raises ApiError 400 for an invalid question."""
     for i, exchange in enumerate(conversation.history):
         for text in (exchange.question, exchange.answer):
             # Stored ones may be longer, by the schema of the answer.
             most = len(text) if i < conversation.stored else config.serve.max_question_chars
             check_question(text, most, body.question_param)
     check_question(conversation.question, config.serve.max_question_chars, body.question_param)
-    if answers is not None:
-        check_question(answers.instruction, len(answers.instruction), "response_format")
+    answers = body.answer_format if isinstance(body, ChatBody | ResponsesBody) else None
+    instruction = answers.instruction if answers is not None else ""
+    if instruction:
+        check_question(instruction, len(instruction), "response_format")
     shown = len(conversation.images) + len(conversation.clips) * config.dialogue.frames
     if shown > (most := config.dialogue.max_images):
         frames = f", with {config.dialogue.frames} frames of each clip" if conversation.clips else ""
         message = f"{shown} pictures{frames}; at most {most} are allowed"
         raise ApiError(400, message, "too_many_images", body.image_param)
-    sampling = sampling_params(config, body, max_tokens, top_p, top_log_probs)
+    sampling = sampling_params(config, body)
     # Samples without a required format did not vote, and turns of fewer tokens would not be the policy's.
     usual = is_usual(config, sampling) and sampling.max_tokens == config.dialogue.max_turn_tokens
     on_policy = answers is None and usual
     has_media = bool(conversation.images or conversation.clips)
     return AgentQuery(
-        question=conversation.question + (answers.instruction if answers is not None else ""),
+        question=conversation.question + instruction,
         images=conversation.images,
         clips=conversation.clips,
         history=conversation.history,
@@ -190,16 +142,18 @@ def agent_query(
     )
 
 
-def sampling_params(
-    config: Config, body: Request, max_tokens: int | None, top_p: float | None, top_log_probs: int = 0
-) -> SamplingParams:
+def sampling_params(config: Config, body: Request) -> SamplingParams:
     """The service's sampling with the changes of a request, whose seed is random without one."""
     default, most = config.serve.sampling, config.dialogue.max_turn_tokens
     temperature = default.temperature if body.temperature is None else body.temperature
+    max_tokens, top_p, top_log_probs = most, default.top_p, 0
+    if isinstance(body, CompletionBody):
+        max_tokens = min(body.token_limit or most, most)
+        top_p, top_log_probs = body.top_p or top_p, body.top_logprobs or 0
     return SamplingParams(
         temperature and max(temperature, MIN_TEMPERATURE),
-        default.top_p if top_p is None else top_p,
-        min(max_tokens or most, most),
+        top_p,
+        max_tokens,
         secrets.randbits(31) if body.seed is None else body.seed & MAX_SEED,
         config.serve.priority if body.priority is None else body.priority,
         top_log_probs,
@@ -216,9 +170,7 @@ def search_query(config: Config, text: str, image: str | None) -> AgentQuery:
     """The query of a search in the memory. Raises ApiError 400."""
     if text.strip():
         check_question(text, config.serve.max_question_chars, "text")
-    if image is not None:
-        check_data_url(image, "image", "image")
-    images = [image] if image is not None else []
+    images = [kind_url(image, "image", "image")] if image is not None else []
     return AgentQuery(text.strip(), images, samples=1, sampling=SamplingParams(), operations=False)
 
 
@@ -236,8 +188,8 @@ def reply_cache_key(route: str, query: AgentQuery, seed: int | None, cache: bool
             "route": route,
             "question": query.question,
             "history": [exchange.model_dump() for exchange in query.history],
-            "pictures": _hashes(query.images),
-            "clips": _hashes(query.clips),  # apart: a GIF can be either
+            "pictures": query.images,
+            "clips": query.clips,  # apart: a GIF can be either
             "sampling": (sampling.temperature, sampling.top_p, sampling.max_tokens, None if greedy else seed),
             "top_log_probs": sampling.top_log_probs,
             "choices": (query.samples, query.operations, query.max_turns, query.learn, query.remember),
@@ -245,13 +197,6 @@ def reply_cache_key(route: str, query: AgentQuery, seed: int | None, cache: bool
             "user": query.user,
         }
     )
-
-
-def _hashes(sources: Sequence[str | bytes]) -> list[str]:
-    return [
-        hashlib.sha256(source if isinstance(source, bytes) else source.encode()).hexdigest()
-        for source in sources
-    ]
 
 
 def check_question(text: str, max_chars: int, param: str = "question") -> None:
@@ -269,7 +214,6 @@ def check_question(text: str, max_chars: int, param: str = "question") -> None:
 
 def check_characters(text: str, param: str, noun: str) -> None:
     """Raises ApiError 400 for text that cannot be stored."""
-    if "\x00" in text:
-        raise ApiError(400, f"the {noun} contains a NUL character", "invalid_characters", param)
-    if any("\ud800" <= c <= "\udfff" for c in text):
-        raise ApiError(400, f"the {noun} contains an unpaired surrogate", "invalid_characters", param)
+    if not is_plain(text):
+        message = f"the {noun} contains a NUL or an unpaired surrogate"
+        raise ApiError(400, message, "invalid_characters", param)

@@ -26,7 +26,6 @@ from pixelis.protocol.responses import ResponsesBody
 from pixelis.serve.agent_types import AgentQuery
 from pixelis.serve.dependencies import (
     JsonBody,
-    QuestionBody,
     RequestTiming,
     Scoped,
     Sender,
@@ -38,12 +37,13 @@ from pixelis.serve.dependencies import (
     require_room,
 )
 from pixelis.serve.keys import Caller
+from pixelis.serve.protocol.conversation import Conversation
 from pixelis.serve.protocol.question import (
     check_characters,
     is_usual,
     model_name,
+    require_model,
     sampling_params,
-    unknown_model,
 )
 from pixelis.serve.request_handler import check_priority, timeout_error, use_files
 from pixelis.serve.responses import EventStream, api_error, until
@@ -64,7 +64,7 @@ class ServiceHost(EpisodeHost):
         self.resources = AsyncExitStack()
 
     async def open(self, body: EpisodeRequest) -> EpisodeStatus:
-        sampling = sampling_params(self.state.config, OpenRequest(), None, None)
+        sampling = sampling_params(self.state.config, OpenRequest())
         return await self._call("open", body, sampling)
 
     async def next(self, wait_s: float) -> NoReturn:
@@ -72,8 +72,8 @@ class ServiceHost(EpisodeHost):
 
     async def complete(self, id: str, body: CompletionBody) -> AsyncGenerator[Piece, None]:
         # The address of an episode names the policy, whatever its client calls it
-        if not id and body.model not in (self.model, self.state.config.policy.model):
-            raise unknown_model(body.model, self.model)
+        if not id:
+            require_model(self.state.config, body.model)
         try:
             async with asyncio.timeout_at(self.deadline), AsyncExitStack() as stack:
                 if not self.admitted:
@@ -105,7 +105,7 @@ class ServiceHost(EpisodeHost):
 
     def _sampling(self, body: CompletionBody, teaches: bool) -> SamplingParams:
         config = self.state.config
-        sampling = sampling_params(config, body, body.token_limit, body.top_p)
+        sampling = sampling_params(config, body)
         check_priority(self.state, self.caller, sampling.priority)
         learns = self.state.evolves and not config.serve.read_only
         if teaches and learns and not is_usual(config, sampling):
@@ -116,14 +116,11 @@ class ServiceHost(EpisodeHost):
 
     async def _measure(self, messages: Sequence[Message]) -> int:
         """The decoded size of all media. Raises ApiError and BadImage for what is outside the caps."""
-        images, clips, places = list[str](), list[str](), dict[str, str]()
+        seen = Conversation("")
         for message in messages:
             check_characters(message.text, message.place, "message")
-            for url, place in zip(message.media, message.places, strict=True):
-                kind, urls = ("vid", clips) if url.startswith("data:video/") else ("img", images)
-                places[f"{kind}{len(urls)}"] = place
-                urls.append(url)
-        query = AgentQuery("", images, 1, SamplingParams(), clips=clips, places=places)
+            seen.attach(message.media, message.places)
+        query = AgentQuery("", seen.images, 1, SamplingParams(), clips=seen.clips, places=seen.places)
         _, size = await self.state.agent.measure(query)
         return size
 
@@ -170,14 +167,16 @@ async def _host(request: Request, state: State, caller: Sender, timing: RequestT
     return ServiceHost(state, caller, timing.deadline)
 
 
-class EpisodeBody(QuestionBody[Model]):
-    """A body under the caps of a question if it may have pictures, of a JsonBody otherwise."""
+class EpisodeBody(JsonBody[Model]):
+    """A body of an episode's routes: those of a completion may have pictures."""
 
-    async def __call__(self, state: State, request: Request, timing: RequestTiming) -> Model:  # type: ignore[override]
+    def __init__(self, model: type[Model]):
+        super().__init__(model, pictures=issubclass(model, CompletionBody))
+
+    async def __call__(self, state: State, request: Request, timing: RequestTiming) -> Model:
         await require_json(request)
-        if not issubclass(self.model, CompletionBody):
-            return await JsonBody.__call__(self, state, request)
-        await require_room(state)
+        if self.pictures:
+            await require_room(state)
         return await super().__call__(state, request, timing)
 
 

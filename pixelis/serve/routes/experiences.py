@@ -20,7 +20,6 @@ from pixelis.serve.dependencies import (
     Admitted,
     EntityId,
     JsonBody,
-    QuestionBody,
     RequestTiming,
     Scoped,
     Sender,
@@ -112,7 +111,7 @@ async def search_experiences(
     state: State,
     caller: Sender,
     timing: RequestTiming,
-    body: Annotated[ExperienceSearch, Depends(QuestionBody(ExperienceSearch))],
+    body: Annotated[ExperienceSearch, Depends(JsonBody(ExperienceSearch, pictures=True))],
     admitted: Admitted,
 ) -> FoundExperiences:
     """Find the experiences most similar to a text, a picture or both, among those that you may list."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import Response
+from openai.types import Model
 from pydantic import BaseModel
 
-from pixelis.protocol.chat import ModelCard, ModelList
 from pixelis.serve.counters import CONTENT_TYPE
 from pixelis.serve.dependencies import Scoped, State, authorise
-from pixelis.serve.protocol.question import model_name, unknown_model
+from pixelis.serve.protocol.question import model_name, require_model
 from pixelis.serve.state import GatewayState
 
 HEALTH_CACHE_S = 1.0
@@ -34,8 +34,16 @@ class Health(BaseModel):
     memory: str | None = None
 
 
-def _card(state: GatewayState) -> ModelCard:
-    return ModelCard(id=model_name(state.config), created=state.created)
+class ModelList(BaseModel):
+    """The served model in a list."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+def _card(state: GatewayState) -> Model:
+    name = model_name(state.config)
+    return Model(id=name, object="model", created=state.created, owned_by="pixelis")
 
 
 @router.get("/v1/models", dependencies=[Depends(authorise)])
@@ -45,12 +53,10 @@ async def list_models(state: State) -> ModelList:
 
 
 @router.get("/v1/models/{name:path}", dependencies=[Depends(authorise)])
-async def get_model(state: State, name: str) -> ModelCard:
+async def get_model(state: State, name: str) -> Model:
     """Describe the served model; 404 for any other name."""
-    card = _card(state)
-    if name not in (card.id, state.config.policy.model):
-        raise unknown_model(name, card.id)
-    return card
+    require_model(state.config, name)
+    return _card(state)
 
 
 @router.get("/healthz", responses={503: {"model": Health}})

@@ -12,7 +12,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from pixelis.config import Config
-from pixelis.serve.protocol.question import MAX_EXCHANGES, model_name
+from pixelis.serve.protocol.conversation import MAX_EXCHANGES
+from pixelis.serve.protocol.question import model_name
 
 MEDIA_TYPES = {
     "html": "text/html",

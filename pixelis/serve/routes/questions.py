@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 
+from pixelis.protocol.chat import ChatBody
 from pixelis.protocol.errors import ApiError
+from pixelis.protocol.responses import ResponsesBody
 from pixelis.records import Exchange, Experience
 from pixelis.serve.agent import data_url
 from pixelis.serve.dependencies import (
     Admitted,
     EntityId,
-    QuestionBody,
+    JsonBody,
     RequestTiming,
     Scoped,
     Sender,
@@ -26,15 +29,15 @@ from pixelis.serve.dependencies import (
 )
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.agent import AgentFormat, AgentReply, AgentRequest
-from pixelis.serve.protocol.openai import ChatCompletion, ChatFormat, ChatRequest
-from pixelis.serve.protocol.question import Conversation
-from pixelis.serve.protocol.responses import (
+from pixelis.serve.protocol.conversation import Conversation
+from pixelis.serve.protocol.openai import (
     PREFIX,
     RESPONSE_ID,
+    ChatCompletion,
+    ChatFormat,
     ResponseDeleted,
     ResponseObject,
     ResponsesFormat,
-    ResponsesRequest,
     stored_response,
 )
 from pixelis.serve.request_handler import respond, signed, verdict_for
@@ -56,7 +59,7 @@ async def chat_completions(
     state: State,
     caller: Sender,
     timing: RequestTiming,
-    body: Annotated[ChatRequest, Depends(QuestionBody(ChatRequest))],
+    body: Annotated[ChatBody, Depends(JsonBody(ChatBody, pictures=True))],
     admitted: Admitted,
 ) -> Response:
     """Answer a question by the vote of several samples. `stream` sends chunks as server-sent events.
@@ -74,7 +77,7 @@ async def agent(
     state: State,
     caller: Sender,
     timing: RequestTiming,
-    body: Annotated[AgentRequest, Depends(QuestionBody(AgentRequest))],
+    body: Annotated[AgentRequest, Depends(JsonBody(AgentRequest, pictures=True))],
     admitted: Admitted,
 ) -> Response:
     """Answer a question and show the complete trajectory. `stream` sends every turn as an event."""
@@ -87,7 +90,7 @@ async def create_response(
     state: State,
     caller: Sender,
     timing: RequestTiming,
-    body: Annotated[ResponsesRequest, Depends(QuestionBody(ResponsesRequest))],
+    body: Annotated[ResponsesBody, Depends(JsonBody(ResponsesBody, pictures=True))],
     admitted: Admitted,
 ) -> Response:
     """Answer a question by the vote of several samples. `stream` sends reasoning, operations and answer.
@@ -96,14 +99,16 @@ async def create_response(
     """
     if body.offers_tools:
         return await with_tools(state, caller, timing, body)
+    earlier = None
     if body.previous_response_id is not None:
-        body.continue_from(await _conversation(state, caller, body.previous_response_id, body.user))
-    reply_format = await signed(state, ResponsesFormat, body, timing.started, caller)
+        earlier = await _conversation(state, caller, body.previous_response_id, body.user)
+    format = partial(ResponsesFormat, earlier=earlier)
+    reply_format = await signed(state, format, body, timing.started, caller)
     return await respond(state, reply_format, timing.deadline)
 
 
-@router.get("/v1/responses/{id}")
-async def get_response(state: State, caller: Sender, id: EntityId, stream: bool = False) -> ResponseObject:
+@router.get("/v1/responses/{id}", response_model=ResponseObject)
+async def get_response(state: State, caller: Sender, id: EntityId, stream: bool = False) -> Response:
     """Read a stored response, redacted, with the winning sample's steps and without `logprobs`."""
     if stream:
         raise ApiError(400, "`stream` is not supported: leave it out", "unsupported_parameter", "stream")
@@ -112,7 +117,7 @@ async def get_response(state: State, caller: Sender, id: EntityId, stream: bool 
     response = stored_response(experience.model_copy(update={"verdict": verdict}))
     if response is None:
         raise _unknown(id)
-    return response
+    return JSONResponse(response)
 
 
 @router.delete("/v1/responses/{id}", dependencies=[Depends(require_writable)])
@@ -157,18 +162,16 @@ async def _conversation(state: GatewayState, caller: Caller, id: str, user: str 
     if any(media.id not in pictures for media in question.media):
         raise refuse("the pictures of that response are not stored")
     images = [data_url(pictures[media.id]) for media in question.media]
-    earlier = {id for exchange in question.history for id in exchange.media}
-    own = [media.id for media in question.media if media.id not in earlier]
     conversation = Conversation("", images, history=list(question.history))
     # A stored picture has the size that the policy saw: only its crops show details.
     views = [image for image in experience.trajectory.images if image.parent is not None]
     crops = [image.id for image in views if image.id in pictures]
     room = max(0, state.config.dialogue.max_images // 2 - len(images))
-    shown = [(data_url(pictures[id]), "previous_response_id") for id in crops[max(0, len(crops) - room) :]]
+    shown = [data_url(pictures[id]) for id in crops[max(0, len(crops) - room) :]]
     if answer is None:  # the next question is asked together with this one
         conversation.question = question.question
     else:
-        own += conversation.attach(shown, [])
+        own = [*conversation.unnamed, *conversation.attach(shown, ["previous_response_id"] * len(shown))]
         conversation.history.append(Exchange(question=question.question, answer=answer, media=own))
     conversation.stored = len(conversation.history)
     return conversation

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,13 +15,12 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
 from pixelis.protocol.branches import Branches, Extends, Forks, Repeats
-from pixelis.protocol.chat import ChatBody, ChatStream, chat_reply
+from pixelis.protocol.chat import ChatBody, ChatWriter
 from pixelis.protocol.completion import Completion
 from pixelis.protocol.errors import ApiError, parse_body
-from pixelis.protocol.log_probs import AnswerToken, LogProbs
 from pixelis.protocol.messages import Message
-from pixelis.protocol.responses import ResponseReply, ResponsesBody, ResponseStream, response_reply
-from pixelis.records import Action, Observation, StopReason, Trajectory, Turn, new_id
+from pixelis.protocol.responses import ResponsesBody, ResponseWriter
+from pixelis.records import Action, Observation, StopReason, Trajectory, Turn
 
 PICTURE = "data:image/png;base64,AAAA"
 SCHEMA = {"type": "object", "properties": {"box": {"type": "array", "items": {"type": "number"}}}}
@@ -42,7 +42,7 @@ class Served:
         self.app.post("/v1/chat/completions")(self.chat)
         self.app.post("/v1/responses")(self.response)
 
-    def complete(self, messages: list[Message], functions: list[str], id: str = "") -> Completion:
+    def complete(self, messages: list[Message], functions: list[str]) -> Completion:
         place = self.branches.place(messages)
         self.placed.append(place)
         assert not isinstance(place, Repeats)
@@ -67,53 +67,37 @@ class Served:
             ]
             trajectory.turns[-1].further_actions = looks[1:]
             trajectory.stop_reason = StopReason.CALL
-        tokens = [AnswerToken(token="sieben", bytes=list(b"sieben"), logprob=-1.0)]
-        log_probs = LogProbs(content=tokens) if trajectory.answer else None
-        completion = Completion.of(trajectory, start, functions, place.branch, log_probs)
-        self.branches.reply(place.branch, completion.message, id)
+        completion = Completion.of(trajectory, start, functions, place.branch)
+        if trajectory.answer:
+            token = {"token": "sieben", "bytes": list(b"sieben"), "logprob": -1.0, "top_logprobs": []}
+            completion = replace(completion, log_probs={"content": [token], "refusal": None})
+        self.branches.reply(place.branch, completion.message)
         return completion
 
     async def chat(self, request: Request) -> Response:
-        body = parse_body(ChatBody, await request.body())
-        tools = body.toolset({"zoom_in"})
-        completion = self.complete(body.normal_messages(), [f.name for f in tools.offered])
-        tools.check(completion.calls)
-        reply = chat_reply(completion, body.model)
-        if not body.stream:
-            return Response(json.dumps(reply), media_type="application/json")
-        usage = body.stream_options is not None and body.stream_options.include_usage
-        return streamed(ChatStream(body.model, DIALECT, usage), completion, reply)
+        return self.respond(parse_body(ChatBody, await request.body()))
 
     async def response(self, request: Request) -> Response:
-        body = parse_body(ResponsesBody, await request.body())
-        earlier = self.branches.up_to(body.previous_response_id) if body.previous_response_id else []
-        tools = body.toolset({"zoom_in"})
-        base = ResponseReply(
-            id=new_id("resp"),
-            created_at=1,
-            status="in_progress",
-            model=body.model,
-            temperature=1.0,
-            top_p=1.0,
-            **body.shown(),
-        )
-        completion = self.complete(body.normal_messages(earlier), [f.name for f in tools.offered], base.id)
+        return self.respond(parse_body(ResponsesBody, await request.body()))
+
+    def respond(self, body: ChatBody | ResponsesBody) -> Response:
+        tools, writer = body.toolset({"zoom_in"}), body.writer(body.model, DIALECT)
+        completion = self.complete(body.normal_messages(), [f.name for f in tools.offered])
         tools.check(completion.calls)
-        reply = response_reply(completion, base)
-        if not body.stream:
-            return Response(json.dumps(reply), media_type="application/json")
-        return streamed(ResponseStream(base, DIALECT, completion.functions), completion, reply)
+        reply = writer.reply([completion], completion.fields)
+        if body.stream:
+            return streamed(writer, completion, reply)
+        return Response(json.dumps(reply), media_type="application/json")
 
 
-def streamed(stream: ChatStream | ResponseStream, completion: Completion, reply: dict[str, Any]) -> Response:
+def streamed(stream: ChatWriter | ResponseWriter, completion: Completion, reply: dict[str, Any]) -> Response:
     async def events() -> AsyncIterator[str]:
         yield stream.start()
         for turn in completion.turns:
             for n in range(0, len(turn.text), 5):
                 yield stream.text(turn.text[n : n + 5])
             yield stream.turn(turn)
-        for event in stream.end(reply):
-            yield event
+        yield stream.end(reply)
 
     return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -209,8 +193,7 @@ def test_the_chunks_of_a_call_have_its_name_first_and_then_its_arguments() -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("stored", [False, True])
-def test_a_response_with_tools_and_pictures(stream: bool, stored: bool) -> None:
+def test_a_response_with_tools_and_pictures(stream: bool) -> None:
     served, kinds = Served(), list[list[str]]()
 
     async def talk(client: openai.AsyncOpenAI) -> None:
@@ -238,10 +221,7 @@ def test_a_response_with_tools_and_pictures(stream: bool, stored: bool) -> None:
                 {"type": "function_call_output", "call_id": call.call_id, "output": [picture]}
                 for call in calls
             ]
-            if stored:
-                asked["previous_response_id"], items = reply.id, results
-            else:
-                items += [item.model_dump(exclude_none=True) for item in reply.output] + results
+            items += [item.model_dump(exclude_none=True) for item in reply.output] + results
         assert [item.type for item in reply.output] == ["reasoning", "message"]
         assert reply.output_text == "siebenundzwanzigstes Käsebrot"
         assert (reply.usage.input_tokens, reply.usage.output_tokens) == (8, 2)
@@ -288,9 +268,8 @@ def test_a_reply_without_calls_is_its_answer_or_its_text_or_a_refusal() -> None:
     assert (said.text, said.thought) == ("Hello!", "")
     cut = replied("<think>Hm", StopReason.LENGTH)
     assert (cut.text, cut.finish, cut.refusal) == (None, "length", "no answer (length)")
-    assert chat_reply(cut, "m")["choices"][0]["finish_reason"] == "length"
-    base = ResponseReply(
-        id="resp_1", created_at=1, status="in_progress", model="m", temperature=1.0, top_p=1.0
-    )
-    assert response_reply(cut, base)["status"] == "incomplete"
+    chat = parse_body(ChatBody, b'{"model": "m", "messages": [{"role": "user", "content": "q"}]}')
+    assert chat.writer("m", DIALECT).reply([cut], {})["choices"][0]["finish_reason"] == "length"
+    response = parse_body(ResponsesBody, b'{"model": "m", "input": "q"}')
+    assert response.writer("m", DIALECT).reply([cut], {})["status"] == "incomplete"
     assert cut.message == Message("assistant")

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from pixelis.config import load
+from pixelis.protocol.chat import ChatBody
 from pixelis.protocol.errors import parse_body
-from pixelis.protocol.responses import LOG_PROBS
+from pixelis.protocol.responses import LOG_PROBS, ResponsesBody
 from pixelis.records import Experience, Group, Neighbour, Question, StopReason, Trajectory, Turn, Verdict
 from pixelis.rewards.vote import OVERRULED, vote, winning
 from pixelis.serve.agent_types import Answer
-from pixelis.serve.protocol.openai import ChatFormat, ChatRequest
-from pixelis.serve.protocol.responses import ResponsesFormat, ResponsesRequest
+from pixelis.serve.protocol.openai import ChatFormat, ResponsesFormat
 
 CONFIG = load(None, ["evolution.vote.strategy=majority"])
 QUESTION = Question(id="q", question="Which digit?", task="serve", split="serve")
@@ -51,9 +51,9 @@ def replies(answer: Answer) -> tuple[list[Any], Any]:
     agent: Any = SimpleNamespace(router=SimpleNamespace(pieces=pieces))
     message = {"role": "user", "content": "Which digit?"}
     body = {"model": "pixelis-nano", "messages": [message], "logprobs": True, "n": 2}
-    chat = ChatFormat(CONFIG, parse_body(ChatRequest, json.dumps(body).encode()), 0.0)
+    chat = ChatFormat(CONFIG, parse_body(ChatBody, json.dumps(body).encode()), 0.0)
     body = {"model": "pixelis-nano", "input": "Which digit?", "include": [LOG_PROBS]}
-    response = ResponsesFormat(CONFIG, parse_body(ResponsesRequest, json.dumps(body).encode()), 0.0)
+    response = ResponsesFormat(CONFIG, parse_body(ResponsesBody, json.dumps(body).encode()), 0.0)
     choices = asyncio.run(chat.reply(agent, answer))["choices"]
     output = asyncio.run(response.reply(agent, answer))["output"]
     assert choices[0]["message"]["content"] == output[-1]["content"][0]["text"] == answer.verdict.answer

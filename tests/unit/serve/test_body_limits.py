@@ -9,17 +9,18 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from pixelis.config import load
+from pixelis.protocol.chat import ChatBody
 from pixelis.protocol.errors import ApiError, parse_body
+from pixelis.protocol.responses import ResponsesBody
 from pixelis.serve.protocol.agent import AgentRequest
 from pixelis.serve.protocol.evolution import EmptyRequest, PromoteRequest, ReviewDecision
 from pixelis.serve.protocol.experiences import ExperienceSearch, FeedbackRequest
-from pixelis.serve.protocol.openai import ChatFormat, ChatRequest
-from pixelis.serve.protocol.responses import ResponsesFormat, ResponsesRequest
+from pixelis.serve.protocol.openai import ChatFormat, ResponsesFormat
 
 VALID: dict[type[BaseModel], dict[str, Any]] = {
     AgentRequest: {"question": "q"},
-    ChatRequest: {"model": "m", "messages": [{"role": "user", "content": "q"}]},
-    ResponsesRequest: {"model": "m", "input": "q"},
+    ChatBody: {"model": "m", "messages": [{"role": "user", "content": "q"}]},
+    ResponsesBody: {"model": "m", "input": "q"},
     FeedbackRequest: {"experience_id": "exp_1", "correct": True},
     ExperienceSearch: {"text": "q"},
     EmptyRequest: {},
@@ -59,7 +60,7 @@ def test_a_body_with_many_faults_has_few_errors(kind: type[BaseModel]) -> None:
 
 def respond(**fields: Any) -> ResponsesFormat:
     body = {"model": "pixelis-nano", "input": "Which digit?", **fields}
-    return ResponsesFormat(load(None, []), parse_body(ResponsesRequest, json.dumps(body).encode()), 0.0)
+    return ResponsesFormat(load(None, []), parse_body(ResponsesBody, json.dumps(body).encode()), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -92,15 +93,17 @@ def test_what_a_response_would_store_is_limited_by_name(fields: dict[str, Any], 
 
 def test_a_response_repeats_its_metadata_and_format() -> None:
     schema = {"type": "json_schema", "name": "digit", "schema": {"type": "integer"}, "strict": True}
-    response = respond(metadata={"k" * 64: "v" * 512}, text={"format": schema, "verbosity": "medium"}).base
-    assert response.metadata == {"k" * 64: "v" * 512}
-    assert response.text == {"format": schema, "verbosity": "medium"}
-    assert respond(text={}).base.text == {"format": {"type": "text"}}
+    response = respond(
+        metadata={"k" * 64: "v" * 512}, text={"format": schema, "verbosity": "medium"}
+    ).writer.base
+    assert response["metadata"] == {"k" * 64: "v" * 512}
+    assert response["text"] == {"format": schema, "verbosity": "medium"}
+    assert respond(text={}).writer.base["text"] == {"format": {"type": "text"}}
 
 
 def test_a_schema_is_checked_once_for_a_request() -> None:
     schema = {"type": "json_schema", "name": "digit", "schema": {"type": "integer"}}
-    body = VALID[ChatRequest] | {"model": "pixelis-nano"}
+    body = VALID[ChatBody] | {"model": "pixelis-nano"}
     body["response_format"] = {"type": "json_schema", "json_schema": schema}
-    chat = parse_body(ChatRequest, json.dumps(body).encode())
+    chat = parse_body(ChatBody, json.dumps(body).encode())
     assert ChatFormat(load(None, []), chat, 0.0).query.answers is chat.answer_format is not None

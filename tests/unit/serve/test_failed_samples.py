@@ -106,7 +106,7 @@ def test_a_picture_for_a_model_of_text_is_a_400() -> None:
 def test_a_temperature_that_no_engine_samples_at_is_raised() -> None:
     def temperature(sent: float | None, *options: str) -> float:
         request = AgentRequest(question="Which digit?", temperature=sent)
-        return agent_query(load(None, list(options)), request).sampling.temperature
+        return agent_query(load(None, list(options)), request, request.conversation()).sampling.temperature
 
     expected = [0, MIN_TEMPERATURE, MIN_TEMPERATURE, 0.5, 2]
     assert [temperature(sent) for sent in (0, 1e-38, 0.001, 0.5, 2)] == expected

@@ -37,10 +37,9 @@ def test_the_description_has_every_route_with_its_bodies() -> None:
             assert "422" not in operation["responses"]
             assert ("security" in operation) is (path != "/healthz")
             assert operation["description"]
-    assert schema_of(paths["/v1/chat/completions"]["post"]["requestBody"]) == "ChatRequest"
+    assert schema_of(paths["/v1/chat/completions"]["post"]["requestBody"]) == "ChatBody"
     assert (
-        schemas["ChatRequest"]["properties"]["messages"]["items"]["$ref"]
-        == "#/components/schemas/ChatMessage"
+        schemas["ChatBody"]["properties"]["messages"]["items"]["$ref"] == "#/components/schemas/ChatMessage"
     )
     for name in re.findall(r'"#/components/schemas/(\w+)"', gateway.get("/openapi.json").text):
         assert name in schemas

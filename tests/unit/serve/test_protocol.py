@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -14,10 +15,10 @@ from PIL import Image
 from pydantic import BaseModel
 
 from pixelis.config import load
-from pixelis.protocol.chat import Usage
+from pixelis.protocol.chat import ChatBody
 from pixelis.protocol.errors import ApiError, parse_body
-from pixelis.protocol.log_probs import LogProbs
-from pixelis.protocol.parts import check_data_url
+from pixelis.protocol.parts import kind_url
+from pixelis.protocol.responses import ResponsesBody
 from pixelis.records import (
     Exchange,
     Group,
@@ -31,6 +32,7 @@ from pixelis.records import (
 )
 from pixelis.serve.agent_types import AgentQuery, Answer
 from pixelis.serve.protocol.agent import AgentRequest, without_tokens
+from pixelis.serve.protocol.conversation import Conversation, read_messages
 from pixelis.serve.protocol.evolution import (
     EmptyRequest,
     EvolutionReply,
@@ -39,16 +41,16 @@ from pixelis.serve.protocol.evolution import (
     RollbackRequest,
 )
 from pixelis.serve.protocol.experiences import FeedbackRequest
-from pixelis.serve.protocol.openai import ChatCompletion, ChatRequest
-from pixelis.serve.protocol.question import Conversation, agent_query, check_question, reply_cache_key
-from pixelis.serve.protocol.responses import ResponsesRequest
+from pixelis.serve.protocol.log_probs import spelled
+from pixelis.serve.protocol.openai import ChatFormat, count_tokens
+from pixelis.serve.protocol.question import agent_query, check_question, reply_cache_key
 
 PICTURE, CLIP = "data:image/png;base64,AAAA", "data:video/mp4;base64,AAAA"
 TEXT, SHOWN = {"type": "text", "text": "which digit?"}, {"type": "image_url", "image_url": {"url": PICTURE}}
 VALID: dict[type[BaseModel], dict[str, Any]] = {
     AgentRequest: {"question": "which digit?"},
-    ChatRequest: {"model": "pixelis-nano", "messages": [{"role": "user", "content": [TEXT, SHOWN]}]},
-    ResponsesRequest: {"model": "pixelis-nano", "input": "which digit?"},
+    ChatBody: {"model": "pixelis-nano", "messages": [{"role": "user", "content": [TEXT, SHOWN]}]},
+    ResponsesBody: {"model": "pixelis-nano", "input": "which digit?"},
     FeedbackRequest: {"experience_id": "exp_1"},
 }
 
@@ -57,20 +59,27 @@ def parsed(kind: type, **changes: Any) -> Any:
     return parse_body(kind, json.dumps(VALID.get(kind, {}) | changes).encode())
 
 
+def conversation_of(body: Any) -> Conversation:
+    if isinstance(body, AgentRequest):
+        return body.conversation()
+    return read_messages(body.raw_messages(), body.question_param)
+
+
 def chat(*messages: tuple[str, Any]) -> Conversation:
     sent = [{"role": role, "content": content} for role, content in messages]
-    return parsed(ChatRequest, messages=sent).conversation()
+    return conversation_of(parsed(ChatBody, messages=sent))
 
 
 def query(*overrides: str, **changes: Any) -> AgentQuery:
-    return agent_query(load(None, list(overrides)), parsed(AgentRequest, **changes))
+    request = parsed(AgentRequest, **changes)
+    return agent_query(load(None, list(overrides)), request, request.conversation())
 
 
 def refusal(kind: type, body: bytes) -> ApiError:
     def read() -> None:
         request = parse_body(kind, body)
-        if hasattr(request, "conversation"):
-            request.conversation()
+        if isinstance(request, AgentRequest | ChatBody | ResponsesBody):
+            conversation_of(request)
 
     with pytest.raises(ApiError) as caught:
         read()
@@ -82,11 +91,11 @@ def refusal(kind: type, body: bytes) -> ApiError:
 
 
 def test_a_chat_request_is_a_question_and_pictures() -> None:
-    assert parsed(ChatRequest).conversation() == Conversation("which digit?", [PICTURE])
+    assert conversation_of(parsed(ChatBody)) == Conversation("which digit?", [PICTURE])
     bland = ("system", "You are a helpful, honest assistant.")
     assert chat(bland, ("user", "which?")) == Conversation("which?")
     assert chat(("system", "Be brief."), ("user", "which?")) == Conversation("Be brief.\nwhich?")
-    assert parsed(AgentRequest, question=" q ", image=[PICTURE] * 2).conversation() == Conversation(
+    assert conversation_of(parsed(AgentRequest, question=" q ", image=[PICTURE] * 2)) == Conversation(
         "q", [PICTURE, PICTURE]
     )
 
@@ -104,7 +113,7 @@ def test_earlier_messages_are_exchanges_with_their_pictures() -> None:
     assert conversation == Conversation("Look again.\nwhich digit?", [PICTURE, other], history=history)
     earlier = {"question": " Be brief.\na frame? ", "answer": "yes", "image": PICTURE}
     request = parsed(AgentRequest, question="Look again.\nwhich digit?", image=other, history=[earlier])
-    assert request.conversation() == conversation
+    assert conversation_of(request) == conversation
 
 
 def test_clips_are_sent_as_vllm_takes_them_or_like_sound() -> None:
@@ -145,7 +154,7 @@ def test_what_is_no_conversation_is_refused(messages: list[tuple[str, str | None
 def test_a_reply_without_an_answer_joins_two_questions_in_both_apis(reply: dict[str, Any]) -> None:
     def asked(*later: Any) -> Conversation:
         messages = [{"role": "user", "content": [TEXT, SHOWN]}, {"role": "assistant", **reply}, *later]
-        return parsed(ChatRequest, messages=messages).conversation()
+        return conversation_of(parsed(ChatBody, messages=messages))
 
     again, answered = {"role": "user", "content": "Please try again."}, {"role": "assistant", "content": "7"}
     assert asked(again) == Conversation("which digit?\nPlease try again.", [PICTURE])
@@ -160,7 +169,7 @@ def test_a_reply_without_an_answer_joins_two_questions_in_both_apis(reply: dict[
     content = [{"type": "refusal", "refusal": "no"}]
     output = {"type": "message", "role": "assistant", "status": "incomplete", "content": content}
     sent = [{"role": "user", "content": parts}, {"type": "reasoning", "summary": []}, output, again]
-    assert parsed(ResponsesRequest, input=sent).conversation() == asked(again)
+    assert conversation_of(parsed(ResponsesBody, input=sent)) == asked(again)
 
 
 def test_a_file_comes_as_data_in_both_apis() -> None:
@@ -173,8 +182,8 @@ def test_a_file_comes_as_data_in_both_apis() -> None:
         assert chat(("user", [TEXT, part])) == Conversation("which digit?", [url])
         for kind in ("input_file", "input_image"):
             content = [text, {"type": kind, "filename": "a.png", "file_data": data}]
-            request = parsed(ResponsesRequest, input=[{"role": "user", "content": content}])
-            assert request.conversation() == Conversation("which digit?", [url])
+            request = parsed(ResponsesBody, input=[{"role": "user", "content": content}])
+            assert conversation_of(request) == Conversation("which digit?", [url])
     pdf = base64.b64encode(b"%PDF-1.7 ...").decode()
     for data, code in (("@@@@", "file_encoding"), (pdf, "file_type"), (None, "invalid_value")):
         with pytest.raises(ApiError) as caught:
@@ -198,7 +207,7 @@ def formatted(**format: Any) -> dict[str, Any]:
 
 
 REFUSED: dict[type, list[tuple[dict[str, Any], str, str]]] = {
-    ChatRequest: [
+    ChatBody: [
         ({"stop": ["a"] * 5}, "invalid_value", "stop"),
         ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
         ({"logprobs": True, "top_logprobs": -1}, "invalid_value", "top_logprobs"),
@@ -239,7 +248,7 @@ REFUSED: dict[type, list[tuple[dict[str, Any], str, str]]] = {
         ({"picture": PICTURE}, "invalid_value", "picture"),
         ({"image": 7}, "invalid_value", "image"),
     ],
-    ResponsesRequest: [
+    ResponsesBody: [
         ({"background": True}, "unsupported_parameter", "background"),
         ({"truncation": "auto"}, "unsupported_parameter", "truncation"),
         ({"reasoning": {"effort": "low"}}, "unsupported_parameter", "reasoning.effort"),
@@ -297,14 +306,14 @@ def test_parameters_without_effect_are_accepted() -> None:
     openai |= {"user": "someone", "stream": None, "store": True, "metadata": {"a": "b"}, "temperature": 1}
     openai |= {"modalities": ["text"], "response_format": {"type": "text"}, "parallel_tool_calls": True}
     vllm = {"top_k": -1, "guided_json": None, "repetition_penalty": 1.0, "ignore_eos": False}
-    assert parsed(ChatRequest, **openai, **vllm).conversation().question == "which digit?"
+    assert conversation_of(parsed(ChatBody, **openai, **vllm)).question == "which digit?"
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"\xff\xfe", b"{}", b"[" * 100_000, b'{"model": "x", "messages": NaN}']
 )
 def test_invalid_bodies_are_refused(body: bytes) -> None:
-    refusal(ChatRequest, body)
+    refusal(ChatBody, body)
     refusal(AgentRequest, body)
 
 
@@ -351,7 +360,7 @@ def test_invalid_questions_are_refused(text: str, code: str) -> None:
 )
 def test_invalid_addresses_of_pictures_and_clips_are_refused(kind: Any, url: str, code: str) -> None:
     with pytest.raises(ApiError) as caught:
-        check_data_url(url, kind, kind)
+        kind_url(url, kind, kind)
     assert (caught.value.status, caught.value.code) == (400, code)
     with pytest.raises(ApiError) as caught:
         query(**{kind: url})
@@ -434,8 +443,7 @@ def test_a_reply_shows_pictures_once_and_no_tokens() -> None:
 
 
 def test_usage_counts_the_prompt_once() -> None:
-    expected = {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
-    assert Usage.of([trajectory(), trajectory()]).model_dump() == expected
+    assert count_tokens([trajectory(), trajectory()]) == (3, 6)
 
 
 def test_no_answer_gives_a_refusal() -> None:
@@ -444,7 +452,8 @@ def test_no_answer_gives_a_refusal() -> None:
     question = Question(id=unanswered.question_id, question="which?", task="serve", split="serve")
     group = Group(id=unanswered.group_id, question=question, trajectories=[unanswered], policy_version=3)
     answer = Answer(verdict, group, unanswered, None)
-    reply = ChatCompletion.of("m", answer, 0.1).model_dump(mode="json")
+    reply_format = ChatFormat(load(None, []), parsed(ChatBody), 0.0)
+    reply = asyncio.run(reply_format.reply(None, answer))  # type: ignore[arg-type]
     assert reply["choices"][0]["message"]["content"] is None
     assert "length" in reply["choices"][0]["message"]["refusal"]
     assert reply["choices"][0]["finish_reason"] == "length"
@@ -466,17 +475,18 @@ def test_log_probs_are_those_of_the_tokens_that_spell_the_answer(
     )
     turn.top_log_probs = [[(7, -float(i))] * (i % 3) for i in range(len(pieces))]
     top = [f"{i}".encode() for i in range(len(pieces)) for _ in range(i % 3)]
-    trajectory = Trajectory(question_id="q", turns=[turn], answer=answer)
-    found = LogProbs.of(trajectory, answer, pieces, top)
-    spelled = b"".join(bytes(token.bytes) for token in found.content)
-    assert answer.encode() in spelled
-    assert len(spelled) < len(answer.encode()) + 10 + max(len(piece) for piece in pieces) * 2
-    assert [token.logprob for token in found.content] == [-float(i) for i in range(len(pieces))][
-        int(-found.content[0].logprob) : int(-found.content[-1].logprob) + 1
+    found = spelled(answer, answer, turn, pieces, top)
+    assert found is not None
+    tokens = found["content"]
+    text_of = b"".join(bytes(token["bytes"]) for token in tokens)
+    assert answer.encode() in text_of
+    assert len(text_of) < len(answer.encode()) + 10 + max(len(piece) for piece in pieces) * 2
+    assert [token["logprob"] for token in tokens] == [-float(i) for i in range(len(pieces))][
+        int(-tokens[0]["logprob"]) : int(-tokens[-1]["logprob"]) + 1
     ]
-    for token in found.content:
-        place = int(-token.logprob)
-        assert [(likely.token, likely.logprob) for likely in token.top_logprobs] == [
-            (str(place), token.logprob)
+    for token in tokens:
+        place = int(-token["logprob"])
+        assert [(likely["token"], likely["logprob"]) for likely in token["top_logprobs"]] == [
+            (str(place), token["logprob"])
         ] * (place % 3)
-    assert LogProbs.of(trajectory, answer, [b"x"] * len(pieces), top) is None or answer == "x" * len(answer)
+    assert spelled(answer, answer, turn, [b"x"] * len(pieces), top) is None or answer == "x" * len(answer)
