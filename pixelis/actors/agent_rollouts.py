@@ -40,6 +40,7 @@ from pixelis.protocol.episodes import (
     RewardRequest,
 )
 from pixelis.protocol.errors import ApiError, parse_body
+from pixelis.protocol.messages import Message
 from pixelis.protocol.request import CompletionBody
 from pixelis.records import Group
 from pixelis.telemetry.events import EventLog
@@ -52,6 +53,8 @@ ATTEMPTS = 2
 MAX_BODY_BYTES = 256_000_000
 GRACE_S = 10.0
 """Seconds after its timeout in which a function must end: its process is killed otherwise."""
+FILE_URL = "data:image/png;file={};base64,"
+"""Stands for a picture of the question that an agent names by its id, as a file."""
 FILE = "episodes.json"
 """In ``run.dir``: ``url`` and ``key`` of the routes."""
 
@@ -62,7 +65,9 @@ class AgentRollouts:
     def __init__(self, config: Config, router: GeneratorRouter):
         self.config, self.timeout_s = config, config.rft.agent_timeout_s
         self.episodes = Episodes(config, router)
-        self.offers: asyncio.Queue[tuple[OutsideEpisode, AgentQuestion]] = asyncio.Queue()
+        self.questions: dict[str, AgentQuestion] = {}
+        """What agents are shown, by the id of an episode's group."""
+        self.offers: asyncio.Queue[OutsideEpisode] = asyncio.Queue()
         self.log = EventLog(config.run.dir)
         self.key, self.url = secrets.token_urlsafe(24), ""
         self.starting = asyncio.Lock()
@@ -76,10 +81,15 @@ class AgentRollouts:
         Raises BadInput for a question that cannot be shown to an agent.
         """
         await self._start()
-        shown = await asyncio.to_thread(AgentQuestion.of, request.question, self.config.toolbox)
-        played = await asyncio.gather(
-            *(self._episode(request, i, reserved, shown) for i in range(request.samples))
-        )
+        question = await asyncio.to_thread(AgentQuestion.of, request.question, self.config.toolbox)
+        self.questions[request.group_id] = question
+        shown = ray.put(question)  # once, for all samples
+        try:
+            played = await asyncio.gather(
+                *(self._episode(request, i, reserved, shown) for i in range(request.samples))
+            )
+        finally:
+            self.questions.pop(request.group_id, None)
         records = [episode.record() for episode in played]
         trajectories = [trajectory for trajectory, _ in records]
         group = Group(
@@ -98,13 +108,8 @@ class AgentRollouts:
         return RolloutResult(group, GroupViews(ray.put(merged)))
 
     async def _episode(
-        self,
-        request: RolloutRequest,
-        sample: int,
-        reserved: Reservation | None,
-        shown: AgentQuestion,
+        self, request: RolloutRequest, sample: int, reserved: Reservation | None, shown: ray.ObjectRef
     ) -> OutsideEpisode:
-        own = {shown.pictures[media.id]: media for media in request.question.media}
         for attempt in range(ATTEMPTS):
             episode = self.episodes.open(
                 request.question,
@@ -113,7 +118,7 @@ class AgentRollouts:
                 self.timeout_s,
                 sample=sample,
                 reservation=reserved,
-                own=own,
+                own={FILE_URL.format(media.id): media for media in request.question.media},
             )
             try:
                 await self._play(episode, shown)
@@ -131,10 +136,10 @@ class AgentRollouts:
             self.episodes.close(episode)
         return episode
 
-    async def _play(self, episode: OutsideEpisode, shown: AgentQuestion) -> None:
+    async def _play(self, episode: OutsideEpisode, shown: ray.ObjectRef) -> None:
         """Return when the episode has ended. Raises RayActorError if the process of the agent dies."""
         if not self.runners:
-            await self.offers.put((episode, shown))
+            await self.offers.put(episode)
             async with asyncio.timeout(self.timeout_s):
                 await episode.ended.wait()
             return
@@ -154,6 +159,18 @@ class AgentRollouts:
             raise
         except (TypeError, ValueError) as error:
             self.failed(episode, str(error))
+
+    async def messages(self, episode: OutsideEpisode, body: CompletionBody) -> list[Message]:
+        """The messages of a request, whose agent names the question's pictures as files, or sends them back."""
+        body.use_files({media.id: FILE_URL.format(media.id) for media in episode.question.media})
+        messages = body.normal_messages()
+        urls = {url for message in messages if message.role == "user" for url in message.media}
+        question = self.questions.get(episode.group_id)
+        if question is not None and not urls <= episode.own.keys():
+            pictures = await asyncio.to_thread(lambda: question.pictures)
+            sent = {pictures[media.id]: media for media in episode.question.media}
+            episode.own = {**episode.own, **sent}
+        return messages
 
     def failed(self, episode: OutsideEpisode, error: str) -> None:
         if episode.fail("agent_failed"):
@@ -215,13 +232,14 @@ class RunHost(EpisodeHost):
     async def next(self, wait_s: float) -> NextEpisodeReply | None:
         try:
             async with asyncio.timeout(wait_s):
-                episode, question = await self.rollouts.offers.get()
+                episode = await self.rollouts.offers.get()
                 while episode.ended.is_set():  # it has expired
-                    episode, question = await self.rollouts.offers.get()
+                    episode = await self.rollouts.offers.get()
         except TimeoutError:
             return None
+        question = self.rollouts.questions[episode.group_id]
         shown = self.episodes.shown(episode).model_dump(include=set(EpisodeStatus.model_fields))
-        pictures = list(question.pictures.values())
+        pictures = await asyncio.to_thread(lambda: list(question.pictures.values()))
         return NextEpisodeReply(
             **{**shown, "question": question.text, "images": pictures, "metadata": question.meta}
         )
@@ -232,7 +250,7 @@ class RunHost(EpisodeHost):
         if body.token_limit is not None:
             sampling = replace(sampling, max_tokens=min(body.token_limit, sampling.max_tokens))
         tools = body.toolset(self.operations)
-        messages = body.normal_messages()
+        messages = await self.rollouts.messages(episode, body)
         return self.episodes.complete(episode, messages, tools, sampling, bool(body.stream))
 
     async def reward(self, id: str, body: RewardRequest) -> RewardReply:
