@@ -227,7 +227,7 @@ def test_groups_that_teach_nothing_are_counted_by_cause() -> None:
         expected = {"groups_equal_rewards": 1, "groups_tie": 1, "groups_few_rewards": 1}
         assert counts == {"episodes_rewarded": 3, "episodes_unrewarded": 3, **expected}
         assert not evolution.tasks
-        assert result.updates is not None
-        assert result.updates.unclear == {"0123456789abcdef.": 1}
+        assert result.learns
+        assert result.unclear == {"0123456789abcdef.": 1}
 
     run(test)
