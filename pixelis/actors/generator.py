@@ -21,9 +21,10 @@ from pixelis.actors.toolbox import InitialViews, Outcome
 from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.actors.toolbox_work import Opened
 from pixelis.config import Config
-from pixelis.dialogue.agent import Episode, Limits, Resume, Said, run_episode
+from pixelis.dialogue.agent import Episode, Limits, run_episode
 from pixelis.dialogue.augmentation import AugmentedSession, alternate
 from pixelis.dialogue.render import Renderer
+from pixelis.dialogue.resumption import Resume, Said
 from pixelis.dialogue.session import Completion, SamplingParams, Session, Start, TokenCallback
 from pixelis.engines import start_engine
 from pixelis.errors import BadInput
