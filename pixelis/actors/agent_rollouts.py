@@ -11,7 +11,7 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 import uvicorn
@@ -32,13 +32,7 @@ from pixelis.actors.rollout_messages import RolloutRequest, RolloutResult
 from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure, PixelisError
 from pixelis.files import replacing
-from pixelis.protocol.episodes import (
-    EpisodeRequest,
-    EpisodeStatus,
-    NextEpisodeReply,
-    RewardReply,
-    RewardRequest,
-)
+from pixelis.protocol.episodes import EpisodeReply, EpisodeRequest, NextEpisodeReply
 from pixelis.protocol.errors import ApiError, parse_body
 from pixelis.protocol.messages import Message
 from pixelis.protocol.request import CompletionBody
@@ -59,16 +53,16 @@ FILE = "episodes.json"
 """In ``run.dir``: ``url`` and ``key`` of the routes."""
 
 
-class AgentRollouts:
+class AgentRollouts(Episodes):
     """Rolls out requests as a `GeneratorRouter` does, but an outside agent owns the loop."""
 
     def __init__(self, config: Config, router: GeneratorRouter):
-        self.config, self.timeout_s = config, config.rft.agent_timeout_s
-        self.episodes = Episodes(config, router)
+        super().__init__(config, router)
+        self.timeout_s = config.rft.agent_timeout_s
         self.questions: dict[str, AgentQuestion] = {}
         """What agents are shown, by the id of an episode's group."""
         self.offers: asyncio.Queue[OutsideEpisode] = asyncio.Queue()
-        self.log = EventLog(config.run.dir)
+        self.events = EventLog(config.run.dir)
         self.key, self.url = secrets.token_urlsafe(24), ""
         self.starting = asyncio.Lock()
         self.server: asyncio.Task[None] | None = None
@@ -99,7 +93,7 @@ class AgentRollouts:
             policy_version=min(t.policy_version for t in trajectories),
         )
         for episode in played:
-            self.episodes.close(episode)
+            self.close(episode)
         try:
             shown_views = [await views.get() for _, views in records if views is not None]
         except RayError:
@@ -111,7 +105,7 @@ class AgentRollouts:
         self, request: RolloutRequest, sample: int, reserved: Reservation | None, shown: ray.ObjectRef
     ) -> OutsideEpisode:
         for attempt in range(ATTEMPTS):
-            episode = self.episodes.open(
+            episode = self.begin(
                 request.question,
                 request.group_id,
                 request.sampling,
@@ -123,17 +117,17 @@ class AgentRollouts:
             try:
                 await self._play(episode, shown)
             except RayActorError:
-                episode.fail("agent_died")
+                episode.end(cause="agent_died")
             except TimeoutError:
-                episode.fail("agent_timeout")
+                episode.end(cause="agent_timeout")
             except BaseException:  # of the run, as its cancellation
-                episode.fail("cancelled")
-                self.episodes.close(episode)
+                episode.end(cause="cancelled")
+                self.close(episode)
                 raise
             count("rollouts/agent_episodes", tags={"outcome": episode.cause or "ended"})
             if episode.cause not in ("agent_died", "agent_timeout") or attempt == ATTEMPTS - 1:
                 break
-            self.episodes.close(episode)
+            self.close(episode)
         return episode
 
     async def _play(self, episode: OutsideEpisode, shown: ray.ObjectRef) -> None:
@@ -153,12 +147,12 @@ class AgentRollouts:
             # Whatever else an agent raises is its fault, not the question's
             if isinstance(cause := root_cause(error), TimeoutError):
                 raise cause from None
-            self.failed(episode, f"{cause!r:.500}")
+            self.agent_failed(episode, f"{cause!r:.500}")
         except TimeoutError:  # its process hangs
             ray.kill(runner, no_restart=False)
             raise
         except (TypeError, ValueError) as error:
-            self.failed(episode, str(error))
+            self.agent_failed(episode, str(error))
 
     async def messages(self, episode: OutsideEpisode, body: CompletionBody) -> list[Message]:
         """The messages of a request, whose agent names the question's pictures as files, or sends them back."""
@@ -172,9 +166,32 @@ class AgentRollouts:
             episode.own = {**episode.own, **sent}
         return messages
 
-    def failed(self, episode: OutsideEpisode, error: str) -> None:
-        if episode.fail("agent_failed"):
-            self.log.write("agent_failed", question=episode.question.id, error=error)
+    def agent_failed(self, episode: OutsideEpisode, error: str) -> bool:
+        """With an event of the run."""
+        if ended := super().agent_failed(episode, error):
+            self.events.write("agent_failed", question=episode.question.id, error=error[:500])
+        return ended
+
+    async def open(self, owner: str, body: EpisodeRequest) -> NoReturn:
+        message = "a training run has its own questions: POST /v1/episodes/next"
+        raise ApiError(403, message, "questions_of_run")
+
+    async def next(self, owner: str, wait_s: float) -> NextEpisodeReply | None:
+        """The next question, None if there is none in ``wait_s``."""
+        try:
+            async with asyncio.timeout(wait_s):
+                episode = await self.offers.get()
+                while episode.ended.is_set():  # it has expired
+                    episode = await self.offers.get()
+        except TimeoutError:
+            return None
+        question, shown = self.questions[episode.group_id], self.shown(episode)
+        return NextEpisodeReply(
+            **shown.model_dump(include=set(EpisodeReply.model_fields)),
+            question=question.text,
+            images=await asyncio.to_thread(lambda: list(question.pictures.values())),
+            metadata=question.meta,
+        )
 
     async def _start(self) -> None:
         """Serve the episode routes, and start the processes of a function. Idempotent."""
@@ -220,49 +237,20 @@ class RunHost(EpisodeHost):
     """The episodes of a training run, all for the holder of its key."""
 
     def __init__(self, rollouts: AgentRollouts):
-        config = rollouts.config
-        self.rollouts, self.episodes = rollouts, rollouts.episodes
-        self.model, self.dialect = Path(config.policy.model).name, config.dialogue.dialect
-        self.operations = frozenset(config.toolbox.operations)
+        super().__init__(rollouts.config, Path(rollouts.config.policy.model).name)
+        self.rollouts = rollouts
 
-    async def open(self, body: EpisodeRequest) -> EpisodeStatus:
-        message = "a training run has its own questions: POST /v1/episodes/next"
-        raise ApiError(403, message, "questions_of_run")
-
-    async def next(self, wait_s: float) -> NextEpisodeReply | None:
-        try:
-            async with asyncio.timeout(wait_s):
-                episode = await self.rollouts.offers.get()
-                while episode.ended.is_set():  # it has expired
-                    episode = await self.rollouts.offers.get()
-        except TimeoutError:
-            return None
-        question = self.rollouts.questions[episode.group_id]
-        shown = self.episodes.shown(episode).model_dump(include=set(EpisodeStatus.model_fields))
-        pictures = await asyncio.to_thread(lambda: list(question.pictures.values()))
-        return NextEpisodeReply(
-            **{**shown, "question": question.text, "images": pictures, "metadata": question.meta}
-        )
+    async def call(self, method: str, *arguments: Any) -> Any:
+        return await getattr(self.rollouts, method)("", *arguments)
 
     async def complete(self, id: str, body: CompletionBody) -> AsyncGenerator[Piece, None]:
-        episode = self.episodes.get(id)
+        episode = self.rollouts.get("", id)
         sampling = episode.sampling
         if body.token_limit is not None:
             sampling = replace(sampling, max_tokens=min(body.token_limit, sampling.max_tokens))
         tools = body.toolset(self.operations)
         messages = await self.rollouts.messages(episode, body)
-        return self.episodes.complete(episode, messages, tools, sampling, bool(body.stream))
-
-    async def reward(self, id: str, body: RewardRequest) -> RewardReply:
-        return await self.episodes.reward(self.episodes.get(id), body)
-
-    async def fail(self, id: str, cause: str) -> EpisodeStatus:
-        episode = self.episodes.get(id)
-        self.rollouts.failed(episode, cause[:500])
-        return self.episodes.shown(episode)
-
-    async def status(self, id: str) -> EpisodeStatus:
-        return self.episodes.shown(self.episodes.get(id))
+        return self.rollouts.reply(episode, messages, tools, sampling, bool(body.stream))
 
 
 def create_app(rollouts: AgentRollouts) -> FastAPI:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
@@ -19,7 +20,6 @@ from pixelis.actors.generator_router import GeneratorRouter, Reservation
 from pixelis.actors.group_views import GroupViews
 from pixelis.actors.rollout_messages import (
     ClientContent,
-    ClientTurn,
     EpisodeSoFar,
     RolloutRequest,
     RolloutResult,
@@ -27,7 +27,7 @@ from pixelis.actors.rollout_messages import (
     TurnUpdate,
 )
 from pixelis.config import Config
-from pixelis.dialogue.agent import up_to
+from pixelis.dialogue.resumption import Said, up_to
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import PixelisError
 from pixelis.protocol.branches import Branches, Extends, Repeats
@@ -39,6 +39,8 @@ from pixelis.protocol.tools import Toolset
 from pixelis.records import Action, Media, Question, StopReason, Trajectory, new_id
 from pixelis.rewards.scorers import case_of, find_scorer
 from pixelis.rewards.services import shared_services
+
+log = logging.getLogger(__name__)
 
 MAX_OPEN = 10_000
 """Open episodes of a host."""
@@ -108,12 +110,20 @@ class OutsideEpisode:
             return "rewarded"
         return "expired" if self.expired else "unrewarded"
 
+    @property
+    def reward(self) -> float | None:
+        return None if self.outcome is None else math.fsum(self.outcome.values())
+
     def end(
-        self, outcome: Mapping[str, float] | None = None, answer: str | None = None, branch: str | None = None
+        self,
+        outcome: Mapping[str, float] | None = None,
+        answer: str | None = None,
+        branch: str | None = None,
+        cause: str = "",
     ) -> bool:
         """End the episode at ``branch``, by default the last; False if it has ended before, and stays so.
 
-        Raises ApiError 400 for an unknown branch.
+        A ``cause`` of a failure is counted, and nothing is learnt. Raises ApiError 400 for an unknown branch.
         """
         if branch is not None and branch not in self.lines:
             known = ", ".join(self.lines) or "none"
@@ -121,15 +131,7 @@ class OutsideEpisode:
         if self.ended.is_set():
             return False
         self.outcome = dict(outcome) if outcome is not None else None
-        self.answer, self.chosen = answer, branch or self.last
-        self.ended.set()
-        return True
-
-    def fail(self, cause: str) -> bool:
-        """End the episode without a reward: the cause is counted, nothing is learnt."""
-        if self.ended.is_set():
-            return False
-        self.cause, self.chosen = cause, self.last
+        self.answer, self.chosen, self.cause = answer, branch or self.last, cause
         self.ended.set()
         return True
 
@@ -155,6 +157,7 @@ class OutsideEpisode:
 class Episodes:
     """Holds the open episodes of outside agents, whose completions a router's generators make.
 
+    ``owner`` is the space of a key: methods raise ApiError 404 for the episodes of another.
     ``max_turns``: of the policy in an episode, by default those of training. ``augmentations``: under which the
     episodes of a group see all pictures in turn, the first without.
     """
@@ -172,10 +175,10 @@ class Episodes:
         self.ended: dict[str, OutsideEpisode] = {}
         """The last that were closed, in order."""
 
-    def open(
+    def begin(
         self, question: Question, group_id: str, sampling: SamplingParams, expires_s: float, **details: Any
     ) -> OutsideEpisode:
-        """Raises ApiError 429 with too many open episodes."""
+        """A new episode. Raises ApiError 429 with too many open ones."""
         if len(self.by_id) >= MAX_OPEN:
             raise ApiError(429, "too many episodes are open", "too_many_episodes", retry_after_s=10.0)
         id, expires_at = new_id("ep"), time.time() + expires_s
@@ -192,22 +195,42 @@ class Episodes:
             if len(self.ended) > MAX_OPEN:
                 del self.ended[next(iter(self.ended))]
 
-    def get(self, id: str, owner: str = "") -> OutsideEpisode:
-        """An episode that is open or has ended lately. Raises ApiError 404, also for another caller's."""
+    def get(self, owner: str, id: str) -> OutsideEpisode:
+        """An episode that is open or has ended lately. Raises ApiError 404."""
         episode = self.by_id.get(id) or self.ended.get(id)
         if episode is None or episode.owner != owner:
             raise ApiError(404, f"there is no episode {id[:40]!r}", "episode_not_found", "id")
         return episode
 
-    async def reward(self, episode: OutsideEpisode, body: RewardRequest) -> RewardReply:
+    async def settle(self, episode: OutsideEpisode) -> None:
+        """What follows the end of an episode, and is waited for before its agent is told."""
+
+    async def reward(self, owner: str, id: str, body: RewardRequest) -> RewardReply:
         """End an episode with a reward; one that has ended stays as it is. Raises ApiError 400."""
+        episode = self.get(owner, id)
         if not episode.ended.is_set():
             outcome = body.terms or {"reward": body.reward or 0.0}
             if body.verifier is not None:
                 outcome = {body.verifier: await asyncio.to_thread(self._verify, episode, body)}
             episode.end(outcome, body.answer, body.branch)
-        reward = math.fsum(episode.outcome.values()) if episode.outcome is not None else None
-        return RewardReply(id=episode.id, status=episode.status, branch=episode.chosen, reward=reward)
+        await self.settle(episode)
+        return RewardReply(id=episode.id, status=episode.status, branch=episode.chosen, reward=episode.reward)
+
+    async def fail(self, owner: str, id: str, cause: str) -> EpisodeStatus:
+        """End an episode whose agent failed."""
+        episode = self.get(owner, id)
+        if self.agent_failed(episode, cause):
+            await self.settle(episode)
+        return self.shown(episode)
+
+    def agent_failed(self, episode: OutsideEpisode, error: str) -> bool:
+        """End an episode for an error of its agent; False if it has ended before."""
+        if ended := episode.end(cause="agent_failed"):
+            log.info("the agent of episode %s failed: %.200s", episode.id, error)
+        return ended
+
+    async def status(self, owner: str, id: str) -> EpisodeStatus:
+        return self.shown(self.get(owner, id))
 
     def _verify(self, episode: OutsideEpisode, body: RewardRequest) -> float:
         """The score of the answer by a scorer. Raises ApiError 400 if it cannot be computed."""
@@ -222,8 +245,7 @@ class Episodes:
         except PixelisError as error:
             raise ApiError(400, error.message, error.code, "verifier") from None
 
-    @staticmethod
-    def shown(episode: OutsideEpisode) -> EpisodeStatus:
+    def shown(self, episode: OutsideEpisode) -> EpisodeStatus:
         return EpisodeStatus(
             id=episode.id,
             base_url="",
@@ -231,11 +253,11 @@ class Episodes:
             expires_at=episode.expires_at,
             status=episode.status,
             branches={name: line.trajectory.policy_turns for name, line in episode.lines.items()},
-            reward=math.fsum(episode.outcome.values()) if episode.outcome is not None else None,
+            reward=episode.reward,
             cause=episode.cause or None,
         )
 
-    async def complete(
+    async def reply(
         self,
         episode: OutsideEpisode,
         messages: Sequence[Message],
@@ -269,7 +291,7 @@ class Episodes:
         async with line.answered:
             line.completion = None
             try:
-                items = self._complete(episode, line, name, new, tools, sampling, stream)
+                items = self._reply(episode, line, name, new, tools, sampling, stream)
                 async with aclosing(items):
                     async for item in items:
                         yield item
@@ -305,7 +327,7 @@ class Episodes:
         trajectory = Trajectory(question_id=question.id, group_id=episode.group_id)
         return Line(question, trajectory, media=len(media)), messages[first:]
 
-    async def _complete(
+    async def _reply(
         self,
         episode: OutsideEpisode,
         line: Line,
@@ -383,36 +405,26 @@ def _read(
 
 def client_turns(
     messages: Sequence[Message], media: int, known: Mapping[str, Media]
-) -> tuple[list[ClientTurn], int]:
+) -> tuple[list[Said[ClientContent]], int]:
     """What a client says after a policy turn, or the prompt, and the number of all media then.
 
     An assistant message among them was not sampled: it begins the next turn.
     """
-    turns, fresh = list[ClientTurn](), True
-
-    def content(message: Message) -> ClientContent:
-        nonlocal media
-        shown = [as_media(url, media + place, known) for place, url in enumerate(message.media)]
-        media += len(shown)
-        return ClientContent(message.text, shown)
-
+    turns = list[Said[ClientContent]]()
     for message in messages:
         if message.role == "assistant":
             calls = [Action(op=call.name, target="", arguments=call.arguments) for call in message.calls]
-            turns.append(ClientTurn(reply=message.text, calls=calls))
-            fresh = False
+            turns.append(Said(reply=message.text, calls=calls))
             continue
-        if fresh:
-            turns.append(ClientTurn())
-            fresh = False
-        said, own = turns[-1], content(message)
+        said = turns.pop() if turns else Said[ClientContent]()
+        shown = [as_media(url, media + place, known) for place, url in enumerate(message.media)]
+        media += len(shown)
         if message.role == "tool":
-            turns[-1] = replace(said, results=[*said.results, own])
+            turns.append(replace(said, results=[*said.results, ClientContent(message.text, shown)]))
             continue
-        if said.message is not None:  # messages in a row are one
-            text = "\n".join(filter(None, (said.message.text, own.text)))
-            own = ClientContent(text, [*said.message.media, *own.media])
-        turns[-1] = replace(said, message=own)
+        before = said.message or ClientContent()  # messages in a row are one
+        text = "\n".join(filter(None, (before.text, message.text)))
+        turns.append(replace(said, message=ClientContent(text, [*before.media, *shown])))
     return turns, media
 
 

@@ -220,7 +220,7 @@ def test_groups_that_teach_nothing_are_counted_by_cause() -> None:
                 episode.end(None if reward is None else {"reward": float(reward)})
             await result.ended(episodes)
         silent = OutsideEpisode("ep_silent", Question(id="q", question=""), "g", SamplingParams(), 1e12)
-        silent.fail("agent_failed")
+        silent.end(cause="agent_failed")
         await result.ended([silent])
         await result.drain(10)
         counts = {name: n for name, n in result.counts.items() if name.startswith(("episodes_", "groups_"))}
