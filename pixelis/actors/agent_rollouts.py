@@ -27,7 +27,7 @@ from pixelis.actors.episode_routes import EpisodeHost, Piece, episode_router
 from pixelis.actors.episodes import Episodes, OutsideEpisode
 from pixelis.actors.generator_member import root_cause
 from pixelis.actors.generator_router import GeneratorRouter, Reservation
-from pixelis.actors.group_views import GroupViews
+from pixelis.actors.group_views import joined
 from pixelis.actors.rollout_messages import RolloutRequest, RolloutResult
 from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure, PixelisError
@@ -95,11 +95,9 @@ class AgentRollouts(Episodes):
         for episode in played:
             self.close(episode)
         try:
-            shown_views = [await views.get() for _, views in records if views is not None]
+            return RolloutResult(group, await joined(views for _, views in records if views is not None))
         except RayError:
             raise InfraFailure("the pictures of a group are lost", code="episode_lost") from None
-        merged = {id: pictures for views in shown_views for id, pictures in views.items()}
-        return RolloutResult(group, GroupViews(ray.put(merged)))
 
     async def _episode(
         self, request: RolloutRequest, sample: int, reserved: Reservation | None, shown: ray.ObjectRef

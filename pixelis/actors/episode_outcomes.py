@@ -13,7 +13,7 @@ from ray.actor import ActorHandle
 
 from pixelis.actors.after_episode import YES, AfterEpisode, Stored
 from pixelis.actors.episodes import OutsideEpisode
-from pixelis.actors.group_views import GroupViews, Views
+from pixelis.actors.group_views import GroupViews, joined
 from pixelis.actors.memory import Memory
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
@@ -129,11 +129,7 @@ class EpisodeOutcomes(AfterEpisode):
     async def _submit(self, task: UpdateTask, verdict: Verdict, ended: Sequence[EndedEpisode]) -> bool:
         """False if Evolution refuses the task. Raises RayError if the views are lost."""
         experiences, taught = [one.experience for one in ended], {t.id for t in task.trajectories}
-        arrays: Views = {}
-        for one in ended:
-            if one.experience.trajectory.id in taught:
-                arrays |= await one.views.get()
-        views = GroupViews(ray.put(arrays))
+        views = await joined(one.views for one in ended if one.experience.trajectory.id in taught)
         teacher = next(e for e in experiences if e.id == task.experience_id)
         originals: Mapping[str, ray.ObjectRef] | None = None
         if task.confidence >= MIN_CONFIDENCE and asks_the_same(experiences) and all(o.alone for o in ended):

@@ -30,7 +30,7 @@ from pixelis.config import Config
 from pixelis.dialogue.resumption import Said, up_to
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import PixelisError
-from pixelis.protocol.branches import Branches, Extends, Repeats
+from pixelis.protocol.branches import Branches, Extends, Forks, Repeats
 from pixelis.protocol.completion import Completion
 from pixelis.protocol.episodes import EpisodeStatus, RewardReply, RewardRequest, Status
 from pixelis.protocol.errors import ApiError
@@ -59,15 +59,13 @@ CUT_OFF = (StopReason.LENGTH, StopReason.OVER_TURN, StopReason.OVER_CONTEXT, Sto
 class Line:
     """A branch of an episode: its record, and what the policy has said by the number of messages up to it.
 
-    ``turns``: of the policy, by the same number. ``media``: the number of pictures and clips so far.
+    ``turns``: of the policy, by the same number.
     """
 
     question: Question
     trajectory: Trajectory
     views: GroupViews | None = None
     turns: dict[int, int] = field(default_factory=dict)
-    media: int = 0
-    added_id: str = ""
     completion: Completion | None = None
     answered: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -93,7 +91,6 @@ class OutsideEpisode:
     own: Mapping[str, Media] = field(default_factory=dict)
     branches: Branches = field(default_factory=Branches)
     lines: dict[str, Line] = field(default_factory=dict)
-    last: str = "main"
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     cause: str = ""
     chosen: str = ""
@@ -109,6 +106,11 @@ class OutsideEpisode:
         if self.outcome is not None:
             return "rewarded"
         return "expired" if self.expired else "unrewarded"
+
+    @property
+    def last(self) -> str:
+        """The branch of the last reply."""
+        return self.branches.last or "main"
 
     @property
     def reward(self) -> float | None:
@@ -282,16 +284,16 @@ class Episodes:
                     return
             raise ApiError(409, "the request before has failed: send it again", "not_completed")
         name = place.branch
-        new: Sequence[Message] = place.new
         if isinstance(place, Extends):
-            line = episode.lines[name]
+            line, begin = episode.lines[name], len(messages) - len(place.new)
         else:
-            line, new = self._fork(episode, place.source, place.keep, messages)
+            line, begin = self._fork(episode, place, messages)
             episode.lines[name] = line
         async with line.answered:
             line.completion = None
             try:
-                items = self._reply(episode, line, name, new, tools, sampling, stream)
+                said = client_turns(messages, begin, episode.own)
+                items = self._reply(episode, line, name, said, tools, sampling, stream)
                 async with aclosing(items):
                     async for item in items:
                         yield item
@@ -302,16 +304,14 @@ class Episodes:
                         del episode.lines[name]
                 raise
 
-    def _fork(
-        self, episode: OutsideEpisode, source: str | None, keep: int, messages: Sequence[Message]
-    ) -> tuple[Line, Sequence[Message]]:
-        """A new branch from a reply of another, or from the beginning, and the messages that follow."""
-        if source is not None:
-            earlier = episode.lines[source]
-            trajectory = up_to(earlier.trajectory, earlier.turns[keep])
-            turns = {place: count for place, count in earlier.turns.items() if place <= keep}
+    def _fork(self, episode: OutsideEpisode, place: Forks, messages: Sequence[Message]) -> tuple[Line, int]:
+        """A new branch from a reply of another, or from the beginning, and the number of its messages."""
+        if place.source is not None:
+            earlier = episode.lines[place.source]
+            trajectory = up_to(earlier.trajectory, earlier.turns[place.keep])
+            turns = {end: count for end, count in earlier.turns.items() if end <= place.keep}
             line = replace(earlier, trajectory=trajectory, turns=turns, answered=asyncio.Lock())
-            return line, messages[keep:]
+            return line, place.keep
         first = next((i for i, m in enumerate(messages) if m.role == "assistant"), len(messages))
         opening = [m for m in messages[:first] if m.role == "user"]
         media = [url for message in opening for url in message.media]
@@ -325,21 +325,20 @@ class Episodes:
             }
         )
         trajectory = Trajectory(question_id=question.id, group_id=episode.group_id)
-        return Line(question, trajectory, media=len(media)), messages[first:]
+        return Line(question, trajectory), first
 
     async def _reply(
         self,
         episode: OutsideEpisode,
         line: Line,
         name: str,
-        new: Sequence[Message],
+        said: Sequence[Said[ClientContent]],
         tools: Toolset,
         sampling: SamplingParams,
         stream: bool,
     ) -> AsyncGenerator[TextUpdate | TurnUpdate | Completion, None]:
         before, views = line.trajectory, line.views
-        said, media = client_turns(new, line.media, episode.own)
-        so_far = EpisodeSoFar(before, said, views.added if views is not None else None, line.added_id)
+        so_far = EpisodeSoFar(before, said, views.added if views is not None else None)
         functions = {function.name for function in tools.offered}
         request = RolloutRequest(
             line.question.model_copy(update={"functions": list(tools.offered)}),
@@ -376,10 +375,10 @@ class Episodes:
                     raise
         _require_open(episode)
         if trajectory.policy_turns > before.policy_turns:
-            line.trajectory, line.views, line.added_id = trajectory, result[0].views, trajectory.id
+            line.trajectory, line.views = trajectory, result[0].views
         else:  # a limit left the policy no turn
             line.trajectory = before.model_copy(update={"stop_reason": trajectory.stop_reason})
-        line.media, line.completion, episode.last = media, completion, name
+        line.completion = completion
         episode.branches.reply(name, completion.message)
         line.turns[len(episode.branches.branches[name].messages)] = trajectory.policy_turns
         yield completion
@@ -404,14 +403,15 @@ def _read(
 
 
 def client_turns(
-    messages: Sequence[Message], media: int, known: Mapping[str, Media]
-) -> tuple[list[Said[ClientContent]], int]:
-    """What a client says after a policy turn, or the prompt, and the number of all media then.
+    messages: Sequence[Message], begin: int, known: Mapping[str, Media]
+) -> list[Said[ClientContent]]:
+    """What a client says from message ``begin``, after a policy turn or the prompt.
 
-    An assistant message among them was not sampled: it begins the next turn.
+    An assistant message there was not sampled: it begins the next turn.
     """
     turns = list[Said[ClientContent]]()
-    for message in messages:
+    media = sum(len(message.media) for message in messages[:begin])
+    for message in messages[begin:]:
         if message.role == "assistant":
             calls = [Action(op=call.name, target="", arguments=call.arguments) for call in message.calls]
             turns.append(Said(reply=message.text, calls=calls))
@@ -425,7 +425,7 @@ def client_turns(
         before = said.message or ClientContent()  # messages in a row are one
         text = "\n".join(filter(None, (before.text, message.text)))
         turns.append(replace(said, message=ClientContent(text, [*before.media, *shown])))
-    return turns, media
+    return turns
 
 
 def as_media(url: str, number: int, own: Mapping[str, Media]) -> Media:

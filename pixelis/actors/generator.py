@@ -274,7 +274,8 @@ class Generator:
         trajectory, views = so_far.trajectory, list(first)
         if so_far.added is not None:
             try:
-                views += (await so_far.added)[so_far.added_id or trajectory.id] or []
+                (added,) = (await so_far.added).values()  # of one episode
+                views += added or []
             except RayError:
                 message = "the pictures of the episode are lost"
                 raise BadInput(message, code="episode_lost", fix="begin it again") from None

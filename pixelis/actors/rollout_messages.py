@@ -26,14 +26,12 @@ class ClientContent:
 class EpisodeSoFar:
     """An episode that a client goes on with, or begins: its trajectory has no turns yet, and the id to take.
 
-    added: `GroupViews.added` of the result that the trajectory is from, or is the beginning of (`resumption.up_to`);
-    added_id: the trajectory's id in it.
+    added: `GroupViews.added` of the result that the trajectory is from, or is the beginning of (`resumption.up_to`).
     """
 
     trajectory: Trajectory
     said: Sequence[Said[ClientContent]] = ()
     added: ray.ObjectRef | None = None
-    added_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

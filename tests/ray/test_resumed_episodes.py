@@ -116,7 +116,7 @@ def test_a_killed_generator_goes_on_with_the_same_tokens_pictures_and_log_probs(
     # A branch from the first call, with the views of the trajectory that it leaves
     branch = up_to(done, 1)
     other = Said(results=[ClientContent("nothing there")])
-    forked = complete(generator, EpisodeSoFar(branch, [other], last.views.added, "traj_own"))
+    forked = complete(generator, EpisodeSoFar(branch, [other], last.views.added))
     (f,) = forked.group.trajectories
     assert f.id == branch.id != "traj_own"
     assert f.token_ids()[: len(branch.token_ids())] == branch.token_ids()
