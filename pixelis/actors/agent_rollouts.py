@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import math
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +21,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pixelis.actors.agent_runner import AgentQuestion, AgentRunner, Outcome
+from pixelis.actors.agent_runner import AgentQuestion, AgentRunner
 from pixelis.actors.episode_routes import EpisodeHost, Piece, episode_router
 from pixelis.actors.episodes import Episodes, OutsideEpisode
 from pixelis.actors.generator_member import root_cause
@@ -139,8 +138,7 @@ class AgentRollouts(Episodes):
         url = f"{self.url}/v1/episodes/{episode.id}/v1"
         try:
             async with asyncio.timeout(self.timeout_s + GRACE_S):
-                outcome = await runner.play.remote(shown, url, self.key, self.timeout_s)
-            episode.end(as_terms(outcome))
+                episode.end(await runner.play.remote(shown, url, self.key, self.timeout_s))
         except RayTaskError as error:
             # Whatever else an agent raises is its fault, not the question's
             if isinstance(cause := root_cause(error), TimeoutError):
@@ -149,8 +147,6 @@ class AgentRollouts(Episodes):
         except TimeoutError:  # its process hangs
             ray.kill(runner, no_restart=False)
             raise
-        except (TypeError, ValueError) as error:
-            self.agent_failed(episode, str(error))
 
     async def messages(self, episode: OutsideEpisode, body: CompletionBody) -> list[Message]:
         """The messages of a request, whose agent names the question's pictures as files, or sends them back."""
@@ -218,17 +214,6 @@ class AgentRollouts(Episodes):
                 AgentRunner.options(num_cpus=0, **options).remote(reference)  # type: ignore[attr-defined]
                 for _ in range(self.config.rft.agent_workers)
             ]
-
-
-def as_terms(outcome: Outcome) -> dict[str, float] | None:
-    """What an agent's function returned as reward terms. Raises TypeError or ValueError for anything else."""
-    if outcome is None:
-        return None
-    terms = dict(outcome) if isinstance(outcome, Mapping) else {"reward": outcome}
-    values = {str(name): float(value) for name, value in terms.items()}
-    if not all(map(math.isfinite, values.values())):
-        raise ValueError(f"the agent's reward {outcome!r} is not finite")
-    return values or None
 
 
 class RunHost(EpisodeHost):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -73,6 +74,17 @@ def _picture(media: Media, settings: ToolboxConfig) -> np.ndarray:
     return pixels
 
 
+def as_terms(outcome: Outcome) -> dict[str, float] | None:
+    """What an agent's function returned as reward terms. Raises TypeError or ValueError for anything else."""
+    if outcome is None:
+        return None
+    terms = dict(outcome) if isinstance(outcome, Mapping) else {"reward": outcome}
+    values = {str(name): float(value) for name, value in terms.items()}
+    if not all(map(math.isfinite, values.values())):
+        raise ValueError(f"the agent's reward {outcome!r} is not finite")
+    return values or None
+
+
 Agent = Callable[[AgentQuestion, openai.AsyncOpenAI], Awaitable[Outcome]]
 
 
@@ -94,9 +106,12 @@ class AgentRunner:
         self.agent = load_agent(reference)
         self.client: openai.AsyncOpenAI | None = None
 
-    async def play(self, question: AgentQuestion, base_url: str, key: str, timeout_s: float) -> Outcome:
-        """The outcome of an episode at ``base_url``. Raises TimeoutError."""
+    async def play(
+        self, question: AgentQuestion, base_url: str, key: str, timeout_s: float
+    ) -> dict[str, float] | None:
+        """The reward terms of an episode at ``base_url``. Raises TimeoutError."""
         if self.client is None:  # one for all episodes: its connections are slow to set up
             self.client = openai.AsyncOpenAI(api_key=key, base_url=base_url)
         async with asyncio.timeout(timeout_s):
-            return await self.agent(question, self.client.with_options(base_url=base_url, timeout=timeout_s))
+            client = self.client.with_options(base_url=base_url, timeout=timeout_s)
+            return as_terms(await self.agent(question, client))

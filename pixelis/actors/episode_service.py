@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NoReturn
 
 import ray
@@ -201,7 +202,8 @@ class EpisodeService(Episodes):
             asyncio.create_task(repeat(SWEEP_S, self._sweep, "expired episodes could not be ended"))
         )
         if self.scaler is not None:
-            following = repeat(POLL_S, self._follow, "the generators could not be listed")
+            list_them = partial(follow, self.router, self.scaler)
+            following = repeat(POLL_S, list_them, "the generators could not be listed")
             self.background.append(asyncio.create_task(following))
 
     async def _sweep(self) -> None:
@@ -214,7 +216,3 @@ class EpisodeService(Episodes):
             with log_failures("the episodes of a group could not be stored"):
                 if group.has_ended:
                     await self.settle(group.episodes[-1])
-
-    async def _follow(self) -> None:
-        assert self.scaler is not None
-        await follow(self.router, self.scaler)
