@@ -59,7 +59,7 @@ class AgentRollouts(Episodes):
         super().__init__(config, router)
         self.timeout_s = config.rft.agent_timeout_s
         self.questions: dict[str, AgentQuestion] = {}
-        """What agents are shown, by the id of an episode's group."""
+        """What the agents of open episodes are shown, by the id of the episode."""
         self.offers: asyncio.Queue[OutsideEpisode] = asyncio.Queue()
         self.events = EventLog(config.run.dir)
         self.key, self.url = secrets.token_urlsafe(24), ""
@@ -75,14 +75,10 @@ class AgentRollouts(Episodes):
         """
         await self._start()
         question = await asyncio.to_thread(AgentQuestion.of, request.question, self.config.toolbox)
-        self.questions[request.group_id] = question
         shown = ray.put(question)  # once, for all samples
-        try:
-            played = await asyncio.gather(
-                *(self._episode(request, i, reserved, shown) for i in range(request.samples))
-            )
-        finally:
-            self.questions.pop(request.group_id, None)
+        played = await asyncio.gather(
+            *(self._episode(request, i, reserved, question, shown) for i in range(request.samples))
+        )
         records = [episode.record() for episode in played]
         trajectories = [trajectory for trajectory, _ in records]
         group = Group(
@@ -98,8 +94,17 @@ class AgentRollouts(Episodes):
         except RayError:
             raise InfraFailure("the pictures of a group are lost", code="episode_lost") from None
 
+    def close(self, episode: OutsideEpisode) -> None:
+        super().close(episode)
+        self.questions.pop(episode.id, None)
+
     async def _episode(
-        self, request: RolloutRequest, sample: int, reserved: Reservation | None, shown: ray.ObjectRef
+        self,
+        request: RolloutRequest,
+        sample: int,
+        reserved: Reservation | None,
+        question: AgentQuestion,
+        shown: ray.ObjectRef,
     ) -> OutsideEpisode:
         for attempt in range(ATTEMPTS):
             episode = self.begin(
@@ -111,6 +116,7 @@ class AgentRollouts(Episodes):
                 reservation=reserved,
                 own={FILE_URL.format(media.id): media for media in request.question.media},
             )
+            self.questions[episode.id] = question
             try:
                 await self._play(episode, shown)
             except RayActorError:
@@ -153,7 +159,7 @@ class AgentRollouts(Episodes):
         body.use_files({media.id: FILE_URL.format(media.id) for media in episode.question.media})
         messages = body.normal_messages()
         urls = {url for message in messages if message.role == "user" for url in message.media}
-        question = self.questions.get(episode.group_id)
+        question = self.questions.get(episode.id)
         if question is not None and not urls <= episode.own.keys():
             pictures = await asyncio.to_thread(lambda: question.pictures)
             sent = {pictures[media.id]: media for media in episode.question.media}
@@ -179,7 +185,7 @@ class AgentRollouts(Episodes):
                     episode = await self.offers.get()
         except TimeoutError:
             return None
-        question, shown = self.questions[episode.group_id], self.shown(episode)
+        question, shown = self.questions[episode.id], self.shown(episode)
         return NextEpisodeReply(
             **shown.model_dump(include=set(EpisodeReply.model_fields)),
             question=question.text,
