@@ -3,8 +3,9 @@
     python -m benchmarks.outside_agent [--tokens 96] [--groups 4]
 
 Both sides roll out the same questions with the same seeds on one generator, alternately, and sample the same
-tokens, which is checked. The agent is a function in an AgentRunner, which sends the question with its picture by the
-openai client to the episode routes. The embedded model samples so hot that its turns are long, without operations.
+tokens, which is checked. The agent is a function in an AgentRunner, which sends the question by the openai client to
+the episode routes, and names its picture as a file. The embedded model samples so hot that its turns are long,
+without operations.
 Goal: at most 1.15 times the seconds of our own loop.
 """
 

@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 
 from pixelis.actors.group_views import GroupViews
 from pixelis.actors.memory import UNAVAILABLE, Memory
+from pixelis.config import Config
 from pixelis.errors import InfraFailure
 from pixelis.evolution import privacy
 from pixelis.files import REASONS
@@ -44,18 +45,54 @@ class Stored(NamedTuple):
     pngs: Mapping[str, bytes] = MappingProxyType({})
 
 
-class ExperienceStore:
-    """``pictures``: whether they are stored."""
+class AfterEpisode:
+    """Stores experiences and sends update tasks, in the background.
 
-    def __init__(self, pictures: bool, counts: Counter[str]):
-        self.pictures, self.counts = pictures, counts
+    ``evolution`` returns the actor's handle; None if nothing is learnt. ``counts`` gets the outcomes.
+    """
+
+    def __init__(
+        self, config: Config, evolution: Callable[[], Awaitable[ActorHandle]] | None, counts: Counter[str]
+    ):
+        self.config, self.evolution, self.counts = config, evolution, counts
+        self.learns = evolution is not None and config.evolution.enabled and not config.serve.read_only
+        self.unclear: Counter[str] = Counter()
+        """Verdicts below the gate by voter, since the voter's last task."""
+        self.gated_in_a_row = 0
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        """The work in the background by name."""
         # Its own thread: the shared ones decode the pictures of requests that callers wait for.
         self.thread = ThreadPoolExecutor(1, "experiences")
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self.thread, work)
 
-    async def put(
+    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Do work in the background; a failure is counted."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self.tasks.pop(name, None)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.counts["follow_failed"] += 1
+                log.error("work after a reply failed", exc_info=error)
+
+        task = self.tasks[name] = asyncio.create_task(work)
+        task.add_done_callback(ended)
+
+    async def count(self, name: str, work: Awaitable[Any]) -> None:
+        """Count ``work`` as ``name`` or ``name_failed``, or as neither if it returns False."""
+        try:
+            if await work is not False:
+                self.counts[name] += 1
+        except Exception as error:
+            self.counts[f"{name}_failed"] += 1
+            log_failure(f"{name} failed", error)
+
+    async def drain(self, timeout_s: float) -> None:
+        if self.tasks:
+            await asyncio.wait(list(self.tasks.values()), timeout=timeout_s)
+
+    async def store(
         self,
         make: Callable[[], Experience],
         trajectory: Trajectory,
@@ -84,7 +121,7 @@ class ExperienceStore:
 
     async def _pngs(self, trajectory: Trajectory, views: GroupViews) -> dict[str, bytes]:
         """The trajectory's views, if they are to be stored and not lost."""
-        if not self.pictures:
+        if not self.config.memory.pictures:
             return {}
         try:
             return await view_pngs(trajectory, views)
@@ -93,17 +130,8 @@ class ExperienceStore:
             log.warning("an experience is stored without pictures: %s", type(error).__name__)
             return {}
 
-
-class UpdateSender:
-    """``evolution`` returns the actor's handle; ``counts`` gets the outcomes."""
-
-    def __init__(self, evolution: Callable[[], Awaitable[ActorHandle]], counts: Counter[str]):
-        self.evolution, self.counts = evolution, counts
-        self.unclear: Counter[str] = Counter()
-        """Verdicts below the gate by voter, since the voter's last task."""
-        self.gated_in_a_row = 0
-
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def tell_evolution(self, method: str, *arguments: Any) -> Any:
+        assert self.evolution is not None
         async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
             return await getattr(await self.evolution(), method).remote(*arguments)
 
@@ -128,44 +156,14 @@ class UpdateSender:
         unclear = self.unclear.pop(task.user, 0)
         try:
             task = task.model_copy(update={"trace": tracing.traceparent()})
-            accepted = await self.call("submit", task, views, verdict, question, originals, unclear)
+            details = views, verdict, question, originals, unclear
+            accepted = await self.tell_evolution("submit", task, *details)
         except BaseException:
             if unclear:
                 self.unclear[task.user] += unclear
             raise
         self.counts["update_refused"] += not accepted
         return bool(accepted)
-
-
-class BackgroundWork:
-    """Work by name; ``counts`` gets the failures."""
-
-    def __init__(self, counts: Counter[str]):
-        self.counts = counts
-        self.tasks: dict[str, asyncio.Task[None]] = {}
-
-    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        def ended(task: asyncio.Task[None]) -> None:
-            self.tasks.pop(name, None)
-            if not task.cancelled() and (error := task.exception()) is not None:
-                self.counts["follow_failed"] += 1
-                log.error("work after a reply failed", exc_info=error)
-
-        task = self.tasks[name] = asyncio.create_task(work)
-        task.add_done_callback(ended)
-
-    async def count(self, name: str, work: Awaitable[Any]) -> None:
-        """Count ``work`` as ``name`` or ``name_failed``, or as neither if it returns False."""
-        try:
-            if await work is not False:
-                self.counts[name] += 1
-        except Exception as error:
-            self.counts[f"{name}_failed"] += 1
-            log_failure(f"{name} failed", error)
-
-    async def drain(self, timeout_s: float) -> None:
-        if self.tasks:
-            await asyncio.wait(list(self.tasks.values()), timeout=timeout_s)
 
 
 async def view_pngs(trajectory: Trajectory, views: GroupViews) -> dict[str, bytes]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import math
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 import uvicorn
@@ -22,24 +21,19 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pixelis.actors.agent_runner import AgentQuestion, AgentRunner, Outcome
+from pixelis.actors.agent_runner import AgentQuestion, AgentRunner
 from pixelis.actors.episode_routes import EpisodeHost, Piece, episode_router
 from pixelis.actors.episodes import Episodes, OutsideEpisode
 from pixelis.actors.generator_member import root_cause
 from pixelis.actors.generator_router import GeneratorRouter, Reservation
-from pixelis.actors.group_views import GroupViews
+from pixelis.actors.group_views import joined
 from pixelis.actors.rollout_messages import RolloutRequest, RolloutResult
 from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure, PixelisError
 from pixelis.files import replacing
-from pixelis.protocol.episodes import (
-    EpisodeRequest,
-    EpisodeStatus,
-    NextEpisodeReply,
-    RewardReply,
-    RewardRequest,
-)
+from pixelis.protocol.episodes import EpisodeReply, EpisodeRequest, NextEpisodeReply
 from pixelis.protocol.errors import ApiError, parse_body
+from pixelis.protocol.messages import Message
 from pixelis.protocol.request import CompletionBody
 from pixelis.records import Group
 from pixelis.telemetry.events import EventLog
@@ -52,18 +46,22 @@ ATTEMPTS = 2
 MAX_BODY_BYTES = 256_000_000
 GRACE_S = 10.0
 """Seconds after its timeout in which a function must end: its process is killed otherwise."""
+FILE_URL = "data:image/png;file={};base64,"
+"""Stands for a picture of the question that an agent names by its id, as a file."""
 FILE = "episodes.json"
 """In ``run.dir``: ``url`` and ``key`` of the routes."""
 
 
-class AgentRollouts:
+class AgentRollouts(Episodes):
     """Rolls out requests as a `GeneratorRouter` does, but an outside agent owns the loop."""
 
     def __init__(self, config: Config, router: GeneratorRouter):
-        self.config, self.timeout_s = config, config.rft.agent_timeout_s
-        self.episodes = Episodes(config, router)
-        self.offers: asyncio.Queue[tuple[OutsideEpisode, AgentQuestion]] = asyncio.Queue()
-        self.log = EventLog(config.run.dir)
+        super().__init__(config, router)
+        self.timeout_s = config.rft.agent_timeout_s
+        self.questions: dict[str, AgentQuestion] = {}
+        """What the agents of open episodes are shown, by the id of the episode."""
+        self.offers: asyncio.Queue[OutsideEpisode] = asyncio.Queue()
+        self.events = EventLog(config.run.dir)
         self.key, self.url = secrets.token_urlsafe(24), ""
         self.starting = asyncio.Lock()
         self.server: asyncio.Task[None] | None = None
@@ -76,9 +74,10 @@ class AgentRollouts:
         Raises BadInput for a question that cannot be shown to an agent.
         """
         await self._start()
-        shown = await asyncio.to_thread(AgentQuestion.of, request.question, self.config.toolbox)
+        question = await asyncio.to_thread(AgentQuestion.of, request.question, self.config.toolbox)
+        shown = ray.put(question)  # once, for all samples
         played = await asyncio.gather(
-            *(self._episode(request, i, reserved, shown) for i in range(request.samples))
+            *(self._episode(request, i, reserved, question, shown) for i in range(request.samples))
         )
         records = [episode.record() for episode in played]
         trajectories = [trajectory for trajectory, _ in records]
@@ -89,52 +88,55 @@ class AgentRollouts:
             policy_version=min(t.policy_version for t in trajectories),
         )
         for episode in played:
-            self.episodes.close(episode)
+            self.close(episode)
         try:
-            shown_views = [await views.get() for _, views in records if views is not None]
+            return RolloutResult(group, await joined(views for _, views in records if views is not None))
         except RayError:
             raise InfraFailure("the pictures of a group are lost", code="episode_lost") from None
-        merged = {id: pictures for views in shown_views for id, pictures in views.items()}
-        return RolloutResult(group, GroupViews(ray.put(merged)))
+
+    def close(self, episode: OutsideEpisode) -> None:
+        super().close(episode)
+        self.questions.pop(episode.id, None)
 
     async def _episode(
         self,
         request: RolloutRequest,
         sample: int,
         reserved: Reservation | None,
-        shown: AgentQuestion,
+        question: AgentQuestion,
+        shown: ray.ObjectRef,
     ) -> OutsideEpisode:
-        own = {shown.pictures[media.id]: media for media in request.question.media}
         for attempt in range(ATTEMPTS):
-            episode = self.episodes.open(
+            episode = self.begin(
                 request.question,
                 request.group_id,
                 request.sampling,
                 self.timeout_s,
                 sample=sample,
                 reservation=reserved,
-                own=own,
+                own={FILE_URL.format(media.id): media for media in request.question.media},
             )
+            self.questions[episode.id] = question
             try:
                 await self._play(episode, shown)
             except RayActorError:
-                episode.fail("agent_died")
+                episode.end(cause="agent_died")
             except TimeoutError:
-                episode.fail("agent_timeout")
+                episode.end(cause="agent_timeout")
             except BaseException:  # of the run, as its cancellation
-                episode.fail("cancelled")
-                self.episodes.close(episode)
+                episode.end(cause="cancelled")
+                self.close(episode)
                 raise
             count("rollouts/agent_episodes", tags={"outcome": episode.cause or "ended"})
             if episode.cause not in ("agent_died", "agent_timeout") or attempt == ATTEMPTS - 1:
                 break
-            self.episodes.close(episode)
+            self.close(episode)
         return episode
 
-    async def _play(self, episode: OutsideEpisode, shown: AgentQuestion) -> None:
+    async def _play(self, episode: OutsideEpisode, shown: ray.ObjectRef) -> None:
         """Return when the episode has ended. Raises RayActorError if the process of the agent dies."""
         if not self.runners:
-            await self.offers.put((episode, shown))
+            await self.offers.put(episode)
             async with asyncio.timeout(self.timeout_s):
                 await episode.ended.wait()
             return
@@ -142,22 +144,54 @@ class AgentRollouts:
         url = f"{self.url}/v1/episodes/{episode.id}/v1"
         try:
             async with asyncio.timeout(self.timeout_s + GRACE_S):
-                outcome = await runner.play.remote(shown, url, self.key, self.timeout_s)
-            episode.end(as_terms(outcome))
+                episode.end(await runner.play.remote(shown, url, self.key, self.timeout_s))
         except RayTaskError as error:
             # Whatever else an agent raises is its fault, not the question's
             if isinstance(cause := root_cause(error), TimeoutError):
                 raise cause from None
-            self.failed(episode, f"{cause!r:.500}")
+            self.agent_failed(episode, f"{cause!r:.500}")
         except TimeoutError:  # its process hangs
             ray.kill(runner, no_restart=False)
             raise
-        except (TypeError, ValueError) as error:
-            self.failed(episode, str(error))
 
-    def failed(self, episode: OutsideEpisode, error: str) -> None:
-        if episode.fail("agent_failed"):
-            self.log.write("agent_failed", question=episode.question.id, error=error)
+    async def messages(self, episode: OutsideEpisode, body: CompletionBody) -> list[Message]:
+        """The messages of a request, whose agent names the question's pictures as files, or sends them back."""
+        body.use_files({media.id: FILE_URL.format(media.id) for media in episode.question.media})
+        messages = body.normal_messages()
+        urls = {url for message in messages if message.role == "user" for url in message.media}
+        question = self.questions.get(episode.id)
+        if question is not None and not urls <= episode.own.keys():
+            pictures = await asyncio.to_thread(lambda: question.pictures)
+            sent = {pictures[media.id]: media for media in episode.question.media}
+            episode.own = {**episode.own, **sent}
+        return messages
+
+    def agent_failed(self, episode: OutsideEpisode, error: str) -> bool:
+        """With an event of the run."""
+        if ended := super().agent_failed(episode, error):
+            self.events.write("agent_failed", question=episode.question.id, error=error[:500])
+        return ended
+
+    async def open(self, owner: str, body: EpisodeRequest) -> NoReturn:
+        message = "a training run has its own questions: POST /v1/episodes/next"
+        raise ApiError(403, message, "questions_of_run")
+
+    async def next(self, owner: str, wait_s: float) -> NextEpisodeReply | None:
+        """The next question, None if there is none in ``wait_s``."""
+        try:
+            async with asyncio.timeout(wait_s):
+                episode = await self.offers.get()
+                while episode.ended.is_set():  # it has expired
+                    episode = await self.offers.get()
+        except TimeoutError:
+            return None
+        question, shown = self.questions[episode.id], self.shown(episode)
+        return NextEpisodeReply(
+            **shown.model_dump(include=set(EpisodeReply.model_fields)),
+            question=question.text,
+            images=await asyncio.to_thread(lambda: list(question.pictures.values())),
+            metadata=question.meta,
+        )
 
     async def _start(self) -> None:
         """Serve the episode routes, and start the processes of a function. Idempotent."""
@@ -188,63 +222,24 @@ class AgentRollouts:
             ]
 
 
-def as_terms(outcome: Outcome) -> dict[str, float] | None:
-    """What an agent's function returned as reward terms. Raises TypeError or ValueError for anything else."""
-    if outcome is None:
-        return None
-    terms = dict(outcome) if isinstance(outcome, Mapping) else {"reward": outcome}
-    values = {str(name): float(value) for name, value in terms.items()}
-    if not all(map(math.isfinite, values.values())):
-        raise ValueError(f"the agent's reward {outcome!r} is not finite")
-    return values or None
-
-
 class RunHost(EpisodeHost):
     """The episodes of a training run, all for the holder of its key."""
 
     def __init__(self, rollouts: AgentRollouts):
-        config = rollouts.config
-        self.rollouts, self.episodes = rollouts, rollouts.episodes
-        self.model, self.dialect = Path(config.policy.model).name, config.dialogue.dialect
-        self.operations = frozenset(config.toolbox.operations)
+        super().__init__(rollouts.config, Path(rollouts.config.policy.model).name)
+        self.rollouts = rollouts
 
-    async def open(self, body: EpisodeRequest) -> EpisodeStatus:
-        message = "a training run has its own questions: POST /v1/episodes/next"
-        raise ApiError(403, message, "questions_of_run")
-
-    async def next(self, wait_s: float) -> NextEpisodeReply | None:
-        try:
-            async with asyncio.timeout(wait_s):
-                episode, question = await self.rollouts.offers.get()
-                while episode.ended.is_set():  # it has expired
-                    episode, question = await self.rollouts.offers.get()
-        except TimeoutError:
-            return None
-        shown = self.episodes.shown(episode).model_dump(include=set(EpisodeStatus.model_fields))
-        pictures = list(question.pictures.values())
-        return NextEpisodeReply(
-            **{**shown, "question": question.text, "images": pictures, "metadata": question.meta}
-        )
+    async def call(self, method: str, *arguments: Any) -> Any:
+        return await getattr(self.rollouts, method)("", *arguments)
 
     async def complete(self, id: str, body: CompletionBody) -> AsyncGenerator[Piece, None]:
-        episode = self.episodes.get(id)
+        episode = self.rollouts.get("", id)
         sampling = episode.sampling
         if body.token_limit is not None:
             sampling = replace(sampling, max_tokens=min(body.token_limit, sampling.max_tokens))
         tools = body.toolset(self.operations)
-        messages = body.normal_messages()
-        return self.episodes.complete(episode, messages, tools, sampling, bool(body.stream))
-
-    async def reward(self, id: str, body: RewardRequest) -> RewardReply:
-        return await self.episodes.reward(self.episodes.get(id), body)
-
-    async def fail(self, id: str, cause: str) -> EpisodeStatus:
-        episode = self.episodes.get(id)
-        self.rollouts.failed(episode, cause[:500])
-        return self.episodes.shown(episode)
-
-    async def status(self, id: str) -> EpisodeStatus:
-        return self.episodes.shown(self.episodes.get(id))
+        messages = await self.rollouts.messages(episode, body)
+        return self.rollouts.reply(episode, messages, tools, sampling, bool(body.stream))
 
 
 def create_app(rollouts: AgentRollouts) -> FastAPI:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import inspect
-import io
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,40 +31,58 @@ Outcome = float | Mapping[str, float] | None
 
 @dataclass(frozen=True)
 class AgentQuestion:
-    """What an agent learns of a question: its text, and its pictures as PNG data URLs by id.
+    """What an agent learns of a question: its text, and its pictures (uint8 [h, w, 3]) by id.
 
     ``answers``, where the data has them, are for the reward and must not reach the policy.
     """
 
     id: str
     text: str
-    pictures: dict[str, str] = field(default_factory=dict)
+    views: Mapping[str, np.ndarray] = field(default_factory=dict)
     answers: list[str] | None = None
     meta: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, question: Question, settings: ToolboxConfig) -> AgentQuestion:
         """Raises BadImage for damaged pictures, BadInput for clips."""
-        pictures = {media.id: _picture_url(media, settings) for media in question.media}
-        return cls(question.id, question.question, pictures, question.answers, question.meta)
+        views = {media.id: _picture(media, settings) for media in question.media}
+        return cls(question.id, question.question, views, question.answers, question.meta)
+
+    @cached_property
+    def pictures(self) -> dict[str, str]:
+        """The pictures as PNG data URLs by id."""
+        return {name: png_url(view, compress_level=1) for name, view in self.views.items()}
 
     @property
     def content(self) -> list[dict[str, Any]]:
-        """The parts of a user message of OpenAI's chat API: the pictures, then the text."""
-        parts = [{"type": "image_url", "image_url": {"url": url}} for url in self.pictures.values()]
+        """The parts of a user message of OpenAI's chat API: the pictures, then the text.
+
+        A picture is named as a file that the episode has, so that no request carries it.
+        """
+        parts: list[dict[str, Any]] = [{"type": "file", "file": {"file_id": name}} for name in self.views]
         return [*parts, {"type": "text", "text": self.text}]
 
     def image(self, name: str = "img0") -> Image.Image:
         """A picture of the question at full resolution."""
-        encoded = self.pictures[name].partition(",")[2]
-        return Image.open(io.BytesIO(base64.b64decode(encoded)))
+        return Image.fromarray(self.views[name])
 
 
-def _picture_url(media: Media, settings: ToolboxConfig) -> str:
+def _picture(media: Media, settings: ToolboxConfig) -> np.ndarray:
     pixels = open_media(media, settings)
     if not isinstance(pixels, np.ndarray):
         raise BadInput(f"{media.id} is a clip, which an outside agent cannot get", code="agent_clip")
-    return png_url(pixels, compress_level=1)
+    return pixels
+
+
+def as_terms(outcome: Outcome) -> dict[str, float] | None:
+    """What an agent's function returned as reward terms. Raises TypeError or ValueError for anything else."""
+    if outcome is None:
+        return None
+    terms = dict(outcome) if isinstance(outcome, Mapping) else {"reward": outcome}
+    values = {str(name): float(value) for name, value in terms.items()}
+    if not all(map(math.isfinite, values.values())):
+        raise ValueError(f"the agent's reward {outcome!r} is not finite")
+    return values or None
 
 
 Agent = Callable[[AgentQuestion, openai.AsyncOpenAI], Awaitable[Outcome]]
@@ -88,9 +106,12 @@ class AgentRunner:
         self.agent = load_agent(reference)
         self.client: openai.AsyncOpenAI | None = None
 
-    async def play(self, question: AgentQuestion, base_url: str, key: str, timeout_s: float) -> Outcome:
-        """The outcome of an episode at ``base_url``. Raises TimeoutError."""
+    async def play(
+        self, question: AgentQuestion, base_url: str, key: str, timeout_s: float
+    ) -> dict[str, float] | None:
+        """The reward terms of an episode at ``base_url``. Raises TimeoutError."""
         if self.client is None:  # one for all episodes: its connections are slow to set up
             self.client = openai.AsyncOpenAI(api_key=key, base_url=base_url)
         async with asyncio.timeout(timeout_s):
-            return await self.agent(question, self.client.with_options(base_url=base_url, timeout=timeout_s))
+            client = self.client.with_options(base_url=base_url, timeout=timeout_s)
+            return as_terms(await self.agent(question, client))

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import ray
 from ray.actor import ActorHandle
 
-from pixelis.actors.after_episode import YES, BackgroundWork, ExperienceStore, Stored, UpdateSender
+from pixelis.actors.after_episode import YES, AfterEpisode, Stored
 from pixelis.actors.episodes import OutsideEpisode
-from pixelis.actors.group_views import GroupViews, Views
+from pixelis.actors.group_views import GroupViews, joined
 from pixelis.actors.memory import Memory
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
@@ -40,8 +40,8 @@ class EndedEpisode:
     storing: asyncio.Task[Stored]
 
 
-class EpisodeOutcomes:
-    """``evolution`` returns the actor's handle, None without learning; without a ``memory`` nothing is stored.
+class EpisodeOutcomes(AfterEpisode):
+    """Without a ``memory`` nothing is stored.
 
     ``counts`` has the experiences, and ``groups_OUTCOME``: "task", or why a group teaches nothing.
     """
@@ -52,13 +52,8 @@ class EpisodeOutcomes:
         evolution: Callable[[], Awaitable[ActorHandle]] | None,
         memory: Memory | None,
     ):
-        self.config, self.counts = config, Counter[str]()
-        read_only = config.serve.read_only
-        self.memory = memory if config.memory.enabled and not read_only else None
-        learns = evolution is not None and config.evolution.enabled and not read_only
-        self.updates = UpdateSender(evolution, self.counts) if evolution is not None and learns else None
-        self.store = ExperienceStore(config.memory.pictures, self.counts)
-        self.background = BackgroundWork(self.counts)
+        super().__init__(config, evolution, Counter())
+        self.memory = memory if config.memory.enabled and not config.serve.read_only else None
         self.waiting: dict[str, EndedEpisode] = {}
         """By the id of the episode, until its group is complete."""
 
@@ -84,12 +79,8 @@ class EpisodeOutcomes:
         if complete:
             for episode in episodes:
                 self.waiting.pop(episode.id, None)
-            if ended and self.updates is not None:
-                learning = self._learn(self.updates, ended, episodes[0].owner)
-                self.background.start(ended[0].experience.id, learning)
-
-    async def drain(self, timeout_s: float) -> None:
-        await self.background.drain(timeout_s)
+            if ended and self.learns:
+                self.start(ended[0].experience.id, self._learn(ended, episodes[0].owner))
 
     def _is_stored(self, one: EndedEpisode) -> bool:
         if not one.storing.done():
@@ -115,41 +106,30 @@ class EpisodeOutcomes:
             priority=priority(verdict),
         )
         self.counts[f"episodes_{episode.status}"] += 1
-        storing = self.store.put(lambda: experience, trajectory, views, self.memory)
+        storing = self.store(lambda: experience, trajectory, views, self.memory)
         alone = len(line.turns) == 1 and sum(turn.role == "user" for turn in trajectory.turns) == 1
         return EndedEpisode(experience, views, alone, asyncio.create_task(storing))
 
-    async def _learn(self, updates: UpdateSender, ended: Sequence[EndedEpisode], owner: str) -> None:
+    async def _learn(self, ended: Sequence[EndedEpisode], owner: str) -> None:
         c, experiences = self.config, [one.experience for one in ended]
         if self.memory is not None and await self.memory.size() < c.evolution.cold_start:
-            self._count("cold_start")
+            self._count_group("cold_start")
             return
         decision = await asyncio.to_thread(lesson, experiences, c.evolution, c.rewards, owner, time.time())
-        if decision.task is None or decision.verdict is None:
-            self._count(decision.cause)
-            if decision.verdict is not None and len(ended) >= MIN_VOTES:
-                updates.gated(owner)
-            return
-        self._count("task")
-        await self.background.count(
-            "update_sent", self._send(updates, decision.task, decision.verdict, ended)
-        )
+        self._count_group(decision.cause or "task")
+        if decision.task is not None and decision.verdict is not None:
+            await self.count("update_sent", self._submit(decision.task, decision.verdict, ended))
+        elif decision.verdict is not None and len(ended) >= MIN_VOTES:
+            self.gated(owner)
 
-    def _count(self, outcome: str) -> None:
-        """Count what has become of a group."""
+    def _count_group(self, outcome: str) -> None:
         self.counts[f"groups_{outcome}"] += 1
         count("episodes/groups", tags={"outcome": outcome})
 
-    async def _send(
-        self, updates: UpdateSender, task: UpdateTask, verdict: Verdict, ended: Sequence[EndedEpisode]
-    ) -> bool:
+    async def _submit(self, task: UpdateTask, verdict: Verdict, ended: Sequence[EndedEpisode]) -> bool:
         """False if Evolution refuses the task. Raises RayError if the views are lost."""
         experiences, taught = [one.experience for one in ended], {t.id for t in task.trajectories}
-        arrays: Views = {}
-        for one in ended:
-            if one.experience.trajectory.id in taught:
-                arrays |= await one.views.get()
-        views = GroupViews(ray.put(arrays))
+        views = await joined(one.views for one in ended if one.experience.trajectory.id in taught)
         teacher = next(e for e in experiences if e.id == task.experience_id)
         originals: Mapping[str, ray.ObjectRef] | None = None
         if task.confidence >= MIN_CONFIDENCE and asks_the_same(experiences) and all(o.alone for o in ended):
@@ -157,7 +137,7 @@ class EpisodeOutcomes:
         verdict, question = await asyncio.to_thread(
             lambda: (redact_record(verdict), redact_record(teacher.question))
         )
-        return await updates.send(task, views, verdict, question, originals)
+        return await self.send(task, views, verdict, question, originals)
 
     def _originals(self, media: Sequence[Media]) -> dict[str, ray.ObjectRef]:
         """The decoded pictures of a question by id, which the canary may ask."""

@@ -13,6 +13,7 @@ from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
 from pixelis.actors.rollout_messages import TextUpdate, TurnUpdate
+from pixelis.config import Config
 from pixelis.protocol.chat import ChatBody, ChatWriter
 from pixelis.protocol.completion import Completion
 from pixelis.protocol.episodes import (
@@ -34,34 +35,19 @@ Piece = TextUpdate | TurnUpdate | Completion
 
 
 class EpisodeHost(ABC):
-    """The episodes of one caller; ``model`` names the policy, ``dialect`` its form of calls.
+    """The episodes of one caller; ``model`` names the policy. Methods raise ApiError."""
 
-    All methods raise ApiError.
-    """
-
-    model: str
-    dialect: str
-    operations: frozenset[str]
+    def __init__(self, config: Config, model: str):
+        self.config, self.model, self.dialect = config, model, config.dialogue.dialect
+        self.operations = frozenset(config.toolbox.operations)
 
     @abstractmethod
-    async def open(self, body: EpisodeRequest) -> EpisodeStatus: ...
-
-    @abstractmethod
-    async def next(self, wait_s: float) -> NextEpisodeReply | None:
-        """The next question of a training run, None if there is none in ``wait_s``."""
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call `open`, `next`, `reward`, `fail` or `status` of the `Episodes` for this caller."""
 
     @abstractmethod
     async def complete(self, id: str, body: CompletionBody) -> AsyncGenerator[Piece, None]:
         """Check a request; the pieces of its reply follow, the completion last."""
-
-    @abstractmethod
-    async def reward(self, id: str, body: RewardRequest) -> RewardReply: ...
-
-    @abstractmethod
-    async def fail(self, id: str, cause: str) -> EpisodeStatus: ...
-
-    @abstractmethod
-    async def status(self, id: str) -> EpisodeStatus: ...
 
     def stream(self, events: AsyncGenerator[str, None]) -> Response:
         """The response that sends these events."""
@@ -87,7 +73,7 @@ def episode_router(
         request: Request, host: EpisodeHost = caller, body: EpisodeRequest = opened
     ) -> Any:
         """Open an episode; an OpenAI client then uses its `base_url`."""
-        return _placed(request, await host.open(body))
+        return _placed(request, await host.call("open", body))
 
     @router.post("/next", response_model=NextEpisodeReply, responses={204: {"description": "no question"}})
     async def next_episode(
@@ -96,7 +82,7 @@ def episode_router(
         body: NextEpisodeRequest = awaited,
     ) -> Any:
         """Wait for a question of a training run, which opens an episode."""
-        offered = await host.next(body.wait_s)
+        offered = await host.call("next", body.wait_s)
         return Response(status_code=204) if offered is None else _placed(request, offered)
 
     @router.post("/{id}/v1/chat/completions", response_model=ChatCompletion)
@@ -112,7 +98,7 @@ def episode_router(
     @router.post("/{id}/reward")
     async def reward(id: str, host: EpisodeHost = caller, body: RewardRequest = rewarded) -> RewardReply:
         """End an episode with a reward. A repeated request gets the first one's reply."""
-        return await host.reward(id, body)
+        return await host.call("reward", id, body)
 
     @router.post("/{id}/fail")
     async def fail(
@@ -122,12 +108,12 @@ def episode_router(
         body: FailRequest = failed,
     ) -> EpisodeStatus:
         """End an episode whose agent failed: it is counted, and nothing is learnt."""
-        return _placed(request, await host.fail(id, body.cause))
+        return _placed(request, await host.call("fail", id, body.cause))
 
     @router.get("/{id}")
     async def status(request: Request, id: str, host: EpisodeHost = caller) -> EpisodeStatus:
         """The state of an episode and its branches."""
-        return _placed(request, await host.status(id))
+        return _placed(request, await host.call("status", id))
 
     return router
 

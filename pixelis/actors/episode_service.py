@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NoReturn
 
 import ray
 from ray.actor import ActorHandle
@@ -23,15 +24,13 @@ from pixelis.actors.rollout_messages import TextUpdate, TurnUpdate
 from pixelis.config import Config
 from pixelis.dialogue.session import SamplingParams
 from pixelis.protocol.completion import Completion
-from pixelis.protocol.episodes import EpisodeRequest, EpisodeStatus, RewardReply, RewardRequest
+from pixelis.protocol.episodes import EpisodeRequest, EpisodeStatus
 from pixelis.protocol.errors import ApiError
 from pixelis.protocol.messages import Message
 from pixelis.protocol.tools import Toolset
 from pixelis.records import Question, new_id
 from pixelis.rewards.scorers import find_scorer
 from pixelis.telemetry import logs
-
-log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
 """Seconds between searches for expired episodes."""
@@ -58,11 +57,10 @@ class EpisodeGroup:
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
-class EpisodeService:
+class EpisodeService(Episodes):
     """Opens, completes and ends episodes for all gateways; a restarted one has forgotten them.
 
-    ``generators``, ``scaler``, ``evolution`` and ``memory`` are names of actors. ``owner`` is the space of a
-    key; methods raise ApiError 404 for the episodes of another.
+    ``generators``, ``scaler``, ``evolution`` and ``memory`` are names of actors.
     """
 
     def __init__(
@@ -74,11 +72,9 @@ class EpisodeService:
         memory: Sequence[str] = (),
     ):
         logs.start(config, "episodes")
-        self.config, self.scaler = config, scaler
-        timeouts = RouterTimeouts.serving(config)
-        self.router = GeneratorRouter(generators, timeouts, follows=True, attempts=2)
-        turns, lights = config.dialogue.max_turns_test, config.serve.augmentations
-        self.episodes = Episodes(config, self.router, turns, lights)
+        router = GeneratorRouter(generators, RouterTimeouts.serving(config), follows=True, attempts=2)
+        super().__init__(config, router, config.dialogue.max_turns_test, config.serve.augmentations)
+        self.scaler = scaler
         self.groups: dict[str, EpisodeGroup] = {}
         namespace = ray.get_runtime_context().namespace
 
@@ -90,12 +86,12 @@ class EpisodeService:
         self.background: list[asyncio.Task[None]] = []
 
     async def health(self) -> dict[str, int]:
-        self._begin()
-        return {"open": len(self.episodes.by_id), "groups": len(self.groups)}
+        self._start()
+        return {"open": len(self.by_id), "groups": len(self.groups)}
 
     async def open(self, owner: str, body: EpisodeRequest, sampling: SamplingParams) -> EpisodeStatus:
         """Open an episode. Raises ApiError 429 above the cap of the key."""
-        self._begin()
+        self._start()
         limits = self.config.serve.episodes
         if len(self._own(owner)) >= limits.max_open:
             message = f"{limits.max_open} episodes of this key are open: end them with a reward"
@@ -114,7 +110,7 @@ class EpisodeService:
         group = self._group(owner, body.group) or EpisodeGroup(body.group or "", owner, sampling.seed)
         self.groups[group.id] = group
         group.samples = max(group.samples, body.samples or 1)
-        episode = self.episodes.open(
+        episode = self.begin(
             question,
             group.id,
             replace(sampling, seed=group.seed),
@@ -123,7 +119,7 @@ class EpisodeService:
             owner=owner,
         )
         group.episodes.append(episode)
-        return self._shown(episode)
+        return self.shown(episode)
 
     @ray.method(num_returns="streaming")
     async def complete(
@@ -140,40 +136,45 @@ class EpisodeService:
 
         ``seeded``: whether the seed is the request's, not the episode's. Views are left out.
         """
-        self._begin()
+        self._start()
         if id:
-            episode = self.episodes.get(id, owner)
+            episode = self.get(owner, id)
             self._require_room(owner)
             if not seeded:
                 sampling = replace(sampling, seed=episode.sampling.seed)
         else:
             question = Question(id=new_id("q"), question="", task="serve", split="serve")
             timeout_s = self.config.serve.timeout_s
-            episode = self.episodes.open(question, new_id("group"), sampling, timeout_s, owner=owner)
+            episode = self.begin(question, new_id("group"), sampling, timeout_s, owner=owner)
         try:
-            async with aclosing(self.episodes.complete(episode, messages, tools, sampling, stream)) as pieces:
+            async with aclosing(self.reply(episode, messages, tools, sampling, stream)) as pieces:
                 async for piece in pieces:
                     yield replace(piece, views=[]) if isinstance(piece, TurnUpdate) else piece
         finally:
             if not id:
-                del self.episodes.by_id[episode.id]
+                del self.by_id[episode.id]
 
-    async def reward(self, owner: str, id: str, body: RewardRequest) -> RewardReply:
-        """End an episode with a reward, once what its group teaches is durable."""
-        episode = self.episodes.get(id, owner)
-        reply = await self.episodes.reward(episode, body)
-        await self._settle(episode.group_id)
-        return reply
+    async def next(self, owner: str, wait_s: float) -> NoReturn:
+        raise ApiError(404, "a service has no questions: POST /v1/episodes opens an episode", "no_questions")
 
-    async def fail(self, owner: str, id: str, cause: str) -> EpisodeStatus:
-        episode = self.episodes.get(id, owner)
-        if episode.fail("agent_failed"):
-            log.info("the agent of episode %s failed: %.200s", id, cause)
-            await self._settle(episode.group_id)
-        return self._shown(episode)
+    async def settle(self, episode: OutsideEpisode) -> None:
+        """Store what has ended of an episode's group, and learn from a complete one, which is forgotten."""
+        group = self.groups.get(episode.group_id)
+        if group is None:
+            return
+        async with group.settling:
+            group.complete = group.complete or group.has_ended
+            ended = [episode for episode in group.episodes if episode.ended.is_set()]
+            if ended:
+                await self.outcomes.ended(ended, group.complete)
+            if group.complete and self.groups.pop(group.id, None) is not None:
+                for episode in ended:
+                    self.close(episode)
 
-    async def status(self, owner: str, id: str) -> EpisodeStatus:
-        return self._shown(self.episodes.get(id, owner))
+    def shown(self, episode: OutsideEpisode) -> EpisodeStatus:
+        """With the key's name of the group."""
+        group, shown = self.groups.get(episode.group_id), super().shown(episode)
+        return shown.model_copy(update={"group": group.name}) if group is not None and group.name else shown
 
     def _group(self, owner: str, name: str | None) -> EpisodeGroup | None:
         """The open group that a key calls so."""
@@ -182,10 +183,6 @@ class EpisodeService:
 
     def _own(self, owner: str) -> list[OutsideEpisode]:
         return [e for group in self.groups.values() if group.owner == owner for e in group.episodes]
-
-    def _shown(self, episode: OutsideEpisode) -> EpisodeStatus:
-        group, shown = self.groups.get(episode.group_id), self.episodes.shown(episode)
-        return shown.model_copy(update={"group": group.name}) if group is not None and group.name else shown
 
     def _require_room(self, owner: str) -> None:
         """Raises ApiError 429 if the messages of a key are larger than ``serve.episodes.max_bytes``."""
@@ -198,28 +195,15 @@ class EpisodeService:
             message = f"the messages of this key's open episodes have more than {limit} characters"
             raise ApiError(429, message, "too_many_bytes", retry_after_s=10.0)
 
-    async def _settle(self, group_id: str) -> None:
-        """Hand on what has ended of a group, and forget a complete one."""
-        group = self.groups.get(group_id)
-        if group is None:
-            return
-        async with group.settling:
-            group.complete = group.complete or group.has_ended
-            ended = [episode for episode in group.episodes if episode.ended.is_set()]
-            if ended:
-                await self.outcomes.ended(ended, group.complete)
-            if group.complete and self.groups.pop(group_id, None) is not None:
-                for episode in ended:
-                    self.episodes.close(episode)
-
-    def _begin(self) -> None:
+    def _start(self) -> None:
         if self.background:
             return
         self.background.append(
             asyncio.create_task(repeat(SWEEP_S, self._sweep, "expired episodes could not be ended"))
         )
         if self.scaler is not None:
-            following = repeat(POLL_S, self._follow, "the generators could not be listed")
+            list_them = partial(follow, self.router, self.scaler)
+            following = repeat(POLL_S, list_them, "the generators could not be listed")
             self.background.append(asyncio.create_task(following))
 
     async def _sweep(self) -> None:
@@ -231,8 +215,4 @@ class EpisodeService:
                     episode.expired = True
             with log_failures("the episodes of a group could not be stored"):
                 if group.has_ended:
-                    await self._settle(group.id)
-
-    async def _follow(self) -> None:
-        assert self.scaler is not None
-        await follow(self.router, self.scaler)
+                    await self.settle(group.episodes[-1])

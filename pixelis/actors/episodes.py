@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
@@ -19,7 +20,6 @@ from pixelis.actors.generator_router import GeneratorRouter, Reservation
 from pixelis.actors.group_views import GroupViews
 from pixelis.actors.rollout_messages import (
     ClientContent,
-    ClientTurn,
     EpisodeSoFar,
     RolloutRequest,
     RolloutResult,
@@ -27,10 +27,10 @@ from pixelis.actors.rollout_messages import (
     TurnUpdate,
 )
 from pixelis.config import Config
-from pixelis.dialogue.agent import up_to
+from pixelis.dialogue.resumption import Said, up_to
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import PixelisError
-from pixelis.protocol.branches import Branches, Extends, Repeats
+from pixelis.protocol.branches import Branches, Extends, Forks, Repeats
 from pixelis.protocol.completion import Completion
 from pixelis.protocol.episodes import EpisodeStatus, RewardReply, RewardRequest, Status
 from pixelis.protocol.errors import ApiError
@@ -39,6 +39,8 @@ from pixelis.protocol.tools import Toolset
 from pixelis.records import Action, Media, Question, StopReason, Trajectory, new_id
 from pixelis.rewards.scorers import case_of, find_scorer
 from pixelis.rewards.services import shared_services
+
+log = logging.getLogger(__name__)
 
 MAX_OPEN = 10_000
 """Open episodes of a host."""
@@ -57,15 +59,13 @@ CUT_OFF = (StopReason.LENGTH, StopReason.OVER_TURN, StopReason.OVER_CONTEXT, Sto
 class Line:
     """A branch of an episode: its record, and what the policy has said by the number of messages up to it.
 
-    ``turns``: of the policy, by the same number. ``media``: the number of pictures and clips so far.
+    ``turns``: of the policy, by the same number.
     """
 
     question: Question
     trajectory: Trajectory
     views: GroupViews | None = None
     turns: dict[int, int] = field(default_factory=dict)
-    media: int = 0
-    added_id: str = ""
     completion: Completion | None = None
     answered: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -91,7 +91,6 @@ class OutsideEpisode:
     own: Mapping[str, Media] = field(default_factory=dict)
     branches: Branches = field(default_factory=Branches)
     lines: dict[str, Line] = field(default_factory=dict)
-    last: str = "main"
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     cause: str = ""
     chosen: str = ""
@@ -108,12 +107,25 @@ class OutsideEpisode:
             return "rewarded"
         return "expired" if self.expired else "unrewarded"
 
+    @property
+    def last(self) -> str:
+        """The branch of the last reply."""
+        return self.branches.last
+
+    @property
+    def reward(self) -> float | None:
+        return None if self.outcome is None else math.fsum(self.outcome.values())
+
     def end(
-        self, outcome: Mapping[str, float] | None = None, answer: str | None = None, branch: str | None = None
+        self,
+        outcome: Mapping[str, float] | None = None,
+        answer: str | None = None,
+        branch: str | None = None,
+        cause: str = "",
     ) -> bool:
         """End the episode at ``branch``, by default the last; False if it has ended before, and stays so.
 
-        Raises ApiError 400 for an unknown branch.
+        A ``cause`` of a failure is counted, and nothing is learnt. Raises ApiError 400 for an unknown branch.
         """
         if branch is not None and branch not in self.lines:
             known = ", ".join(self.lines) or "none"
@@ -121,15 +133,7 @@ class OutsideEpisode:
         if self.ended.is_set():
             return False
         self.outcome = dict(outcome) if outcome is not None else None
-        self.answer, self.chosen = answer, branch or self.last
-        self.ended.set()
-        return True
-
-    def fail(self, cause: str) -> bool:
-        """End the episode without a reward: the cause is counted, nothing is learnt."""
-        if self.ended.is_set():
-            return False
-        self.cause, self.chosen = cause, self.last
+        self.answer, self.chosen, self.cause = answer, branch or self.last, cause
         self.ended.set()
         return True
 
@@ -155,6 +159,7 @@ class OutsideEpisode:
 class Episodes:
     """Holds the open episodes of outside agents, whose completions a router's generators make.
 
+    ``owner`` is the space of a key: methods raise ApiError 404 for the episodes of another.
     ``max_turns``: of the policy in an episode, by default those of training. ``augmentations``: under which the
     episodes of a group see all pictures in turn, the first without.
     """
@@ -172,10 +177,10 @@ class Episodes:
         self.ended: dict[str, OutsideEpisode] = {}
         """The last that were closed, in order."""
 
-    def open(
+    def begin(
         self, question: Question, group_id: str, sampling: SamplingParams, expires_s: float, **details: Any
     ) -> OutsideEpisode:
-        """Raises ApiError 429 with too many open episodes."""
+        """A new episode. Raises ApiError 429 with too many open ones."""
         if len(self.by_id) >= MAX_OPEN:
             raise ApiError(429, "too many episodes are open", "too_many_episodes", retry_after_s=10.0)
         id, expires_at = new_id("ep"), time.time() + expires_s
@@ -192,22 +197,42 @@ class Episodes:
             if len(self.ended) > MAX_OPEN:
                 del self.ended[next(iter(self.ended))]
 
-    def get(self, id: str, owner: str = "") -> OutsideEpisode:
-        """An episode that is open or has ended lately. Raises ApiError 404, also for another caller's."""
+    def get(self, owner: str, id: str) -> OutsideEpisode:
+        """An episode that is open or has ended lately. Raises ApiError 404."""
         episode = self.by_id.get(id) or self.ended.get(id)
         if episode is None or episode.owner != owner:
             raise ApiError(404, f"there is no episode {id[:40]!r}", "episode_not_found", "id")
         return episode
 
-    async def reward(self, episode: OutsideEpisode, body: RewardRequest) -> RewardReply:
+    async def settle(self, episode: OutsideEpisode) -> None:
+        """What follows the end of an episode, and is waited for before its agent is told."""
+
+    async def reward(self, owner: str, id: str, body: RewardRequest) -> RewardReply:
         """End an episode with a reward; one that has ended stays as it is. Raises ApiError 400."""
+        episode = self.get(owner, id)
         if not episode.ended.is_set():
             outcome = body.terms or {"reward": body.reward or 0.0}
             if body.verifier is not None:
                 outcome = {body.verifier: await asyncio.to_thread(self._verify, episode, body)}
             episode.end(outcome, body.answer, body.branch)
-        reward = math.fsum(episode.outcome.values()) if episode.outcome is not None else None
-        return RewardReply(id=episode.id, status=episode.status, branch=episode.chosen, reward=reward)
+        await self.settle(episode)
+        return RewardReply(id=episode.id, status=episode.status, branch=episode.chosen, reward=episode.reward)
+
+    async def fail(self, owner: str, id: str, cause: str) -> EpisodeStatus:
+        """End an episode whose agent failed."""
+        episode = self.get(owner, id)
+        if self.agent_failed(episode, cause):
+            await self.settle(episode)
+        return self.shown(episode)
+
+    def agent_failed(self, episode: OutsideEpisode, error: str) -> bool:
+        """End an episode for an error of its agent; False if it has ended before."""
+        if ended := episode.end(cause="agent_failed"):
+            log.info("the agent of episode %s failed: %.200s", episode.id, error)
+        return ended
+
+    async def status(self, owner: str, id: str) -> EpisodeStatus:
+        return self.shown(self.get(owner, id))
 
     def _verify(self, episode: OutsideEpisode, body: RewardRequest) -> float:
         """The score of the answer by a scorer. Raises ApiError 400 if it cannot be computed."""
@@ -222,8 +247,7 @@ class Episodes:
         except PixelisError as error:
             raise ApiError(400, error.message, error.code, "verifier") from None
 
-    @staticmethod
-    def shown(episode: OutsideEpisode) -> EpisodeStatus:
+    def shown(self, episode: OutsideEpisode) -> EpisodeStatus:
         return EpisodeStatus(
             id=episode.id,
             base_url="",
@@ -231,11 +255,11 @@ class Episodes:
             expires_at=episode.expires_at,
             status=episode.status,
             branches={name: line.trajectory.policy_turns for name, line in episode.lines.items()},
-            reward=math.fsum(episode.outcome.values()) if episode.outcome is not None else None,
+            reward=episode.reward,
             cause=episode.cause or None,
         )
 
-    async def complete(
+    async def reply(
         self,
         episode: OutsideEpisode,
         messages: Sequence[Message],
@@ -260,16 +284,16 @@ class Episodes:
                     return
             raise ApiError(409, "the request before has failed: send it again", "not_completed")
         name = place.branch
-        new: Sequence[Message] = place.new
         if isinstance(place, Extends):
-            line = episode.lines[name]
+            line, begin = episode.lines[name], len(messages) - len(place.new)
         else:
-            line, new = self._fork(episode, place.source, place.keep, messages)
+            line, begin = self._fork(episode, place, messages)
             episode.lines[name] = line
         async with line.answered:
             line.completion = None
             try:
-                items = self._complete(episode, line, name, new, tools, sampling, stream)
+                said = client_turns(messages, begin, episode.own)
+                items = self._reply(episode, line, name, said, tools, sampling, stream)
                 async with aclosing(items):
                     async for item in items:
                         yield item
@@ -280,16 +304,14 @@ class Episodes:
                         del episode.lines[name]
                 raise
 
-    def _fork(
-        self, episode: OutsideEpisode, source: str | None, keep: int, messages: Sequence[Message]
-    ) -> tuple[Line, Sequence[Message]]:
-        """A new branch from a reply of another, or from the beginning, and the messages that follow."""
-        if source is not None:
-            earlier = episode.lines[source]
-            trajectory = up_to(earlier.trajectory, earlier.turns[keep])
-            turns = {place: count for place, count in earlier.turns.items() if place <= keep}
+    def _fork(self, episode: OutsideEpisode, place: Forks, messages: Sequence[Message]) -> tuple[Line, int]:
+        """A new branch from a reply of another, or from the beginning, and the number of its messages."""
+        if place.source is not None:
+            earlier = episode.lines[place.source]
+            trajectory = up_to(earlier.trajectory, earlier.turns[place.keep])
+            turns = {end: count for end, count in earlier.turns.items() if end <= place.keep}
             line = replace(earlier, trajectory=trajectory, turns=turns, answered=asyncio.Lock())
-            return line, messages[keep:]
+            return line, place.keep
         first = next((i for i, m in enumerate(messages) if m.role == "assistant"), len(messages))
         opening = [m for m in messages[:first] if m.role == "user"]
         media = [url for message in opening for url in message.media]
@@ -303,21 +325,20 @@ class Episodes:
             }
         )
         trajectory = Trajectory(question_id=question.id, group_id=episode.group_id)
-        return Line(question, trajectory, media=len(media)), messages[first:]
+        return Line(question, trajectory), first
 
-    async def _complete(
+    async def _reply(
         self,
         episode: OutsideEpisode,
         line: Line,
         name: str,
-        new: Sequence[Message],
+        said: Sequence[Said[ClientContent]],
         tools: Toolset,
         sampling: SamplingParams,
         stream: bool,
     ) -> AsyncGenerator[TextUpdate | TurnUpdate | Completion, None]:
         before, views = line.trajectory, line.views
-        said, media = client_turns(new, line.media, episode.own)
-        so_far = EpisodeSoFar(before, said, views.added if views is not None else None, line.added_id)
+        so_far = EpisodeSoFar(before, said, views.added if views is not None else None)
         functions = {function.name for function in tools.offered}
         request = RolloutRequest(
             line.question.model_copy(update={"functions": list(tools.offered)}),
@@ -354,10 +375,10 @@ class Episodes:
                     raise
         _require_open(episode)
         if trajectory.policy_turns > before.policy_turns:
-            line.trajectory, line.views, line.added_id = trajectory, result[0].views, trajectory.id
+            line.trajectory, line.views = trajectory, result[0].views
         else:  # a limit left the policy no turn
             line.trajectory = before.model_copy(update={"stop_reason": trajectory.stop_reason})
-        line.media, line.completion, episode.last = media, completion, name
+        line.completion = completion
         episode.branches.reply(name, completion.message)
         line.turns[len(episode.branches.branches[name].messages)] = trajectory.policy_turns
         yield completion
@@ -382,38 +403,29 @@ def _read(
 
 
 def client_turns(
-    messages: Sequence[Message], media: int, known: Mapping[str, Media]
-) -> tuple[list[ClientTurn], int]:
-    """What a client says after a policy turn, or the prompt, and the number of all media then.
+    messages: Sequence[Message], begin: int, known: Mapping[str, Media]
+) -> list[Said[ClientContent]]:
+    """What a client says from message ``begin``, after a policy turn or the prompt.
 
-    An assistant message among them was not sampled: it begins the next turn.
+    An assistant message there was not sampled: it begins the next turn.
     """
-    turns, fresh = list[ClientTurn](), True
-
-    def content(message: Message) -> ClientContent:
-        nonlocal media
-        shown = [as_media(url, media + place, known) for place, url in enumerate(message.media)]
-        media += len(shown)
-        return ClientContent(message.text, shown)
-
-    for message in messages:
+    turns = list[Said[ClientContent]]()
+    media = sum(len(message.media) for message in messages[:begin])
+    for message in messages[begin:]:
         if message.role == "assistant":
             calls = [Action(op=call.name, target="", arguments=call.arguments) for call in message.calls]
-            turns.append(ClientTurn(reply=message.text, calls=calls))
-            fresh = False
+            turns.append(Said(reply=message.text, calls=calls))
             continue
-        if fresh:
-            turns.append(ClientTurn())
-            fresh = False
-        said, own = turns[-1], content(message)
+        said = turns.pop() if turns else Said[ClientContent]()
+        shown = [as_media(url, media + place, known) for place, url in enumerate(message.media)]
+        media += len(shown)
         if message.role == "tool":
-            turns[-1] = replace(said, results=[*said.results, own])
+            turns.append(replace(said, results=[*said.results, ClientContent(message.text, shown)]))
             continue
-        if said.message is not None:  # messages in a row are one
-            text = "\n".join(filter(None, (said.message.text, own.text)))
-            own = ClientContent(text, [*said.message.media, *own.media])
-        turns[-1] = replace(said, message=own)
-    return turns, media
+        before = said.message or ClientContent()  # messages in a row are one
+        text = "\n".join(filter(None, (before.text, message.text)))
+        turns.append(replace(said, message=ClientContent(text, [*before.media, *shown])))
+    return turns
 
 
 def as_media(url: str, number: int, own: Mapping[str, Media]) -> Media:

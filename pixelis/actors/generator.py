@@ -21,9 +21,10 @@ from pixelis.actors.toolbox import InitialViews, Outcome
 from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.actors.toolbox_work import Opened
 from pixelis.config import Config
-from pixelis.dialogue.agent import Episode, Limits, Resume, Said, run_episode
+from pixelis.dialogue.agent import Episode, Limits, run_episode
 from pixelis.dialogue.augmentation import AugmentedSession, alternate
 from pixelis.dialogue.render import Renderer
+from pixelis.dialogue.resumption import Resume, Said
 from pixelis.dialogue.session import Completion, SamplingParams, Session, Start, TokenCallback
 from pixelis.engines import start_engine
 from pixelis.errors import BadInput
@@ -273,7 +274,8 @@ class Generator:
         trajectory, views = so_far.trajectory, list(first)
         if so_far.added is not None:
             try:
-                views += (await so_far.added)[so_far.added_id or trajectory.id] or []
+                (added,) = (await so_far.added).values()  # of one episode
+                views += added or []
             except RayError:
                 message = "the pictures of the episode are lost"
                 raise BadInput(message, code="episode_lost", fix="begin it again") from None

@@ -49,6 +49,14 @@ class GroupViews:
         return _assemble(added, first)
 
 
+async def joined(groups: Iterable[GroupViews]) -> GroupViews:
+    """The views of several groups as those of one. Raises RayError if some are lost."""
+    views: Views = {}
+    for group in groups:
+        views |= await group.get()
+    return GroupViews(ray.put(views))
+
+
 def fetch_groups(groups: Sequence[GroupViews]) -> list[Views]:
     """The views of groups; each object is fetched once. Raises RayError if some are lost."""
     values = _values(ref for group in groups for ref in group.refs)

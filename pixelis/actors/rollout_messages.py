@@ -9,8 +9,9 @@ import numpy as np
 import ray
 
 from pixelis.actors.group_views import GroupViews
+from pixelis.dialogue.resumption import Said
 from pixelis.dialogue.session import SamplingParams
-from pixelis.records import Action, Group, Media, Question, Trajectory, Turn
+from pixelis.records import Group, Media, Question, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,27 +23,15 @@ class ClientContent:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientTurn:
-    """What a client says after a policy turn; see `dialogue.agent.Said`."""
-
-    results: Sequence[ClientContent] = ()
-    message: ClientContent | None = None
-    reply: str | None = None
-    calls: Sequence[Action] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class EpisodeSoFar:
     """An episode that a client goes on with, or begins: its trajectory has no turns yet, and the id to take.
 
-    added: `GroupViews.added` of the result that the trajectory is from, or is the beginning of (`agent.up_to`);
-    added_id: the trajectory's id in it.
+    added: `GroupViews.added` of the result that the trajectory is from, or is the beginning of (`resumption.up_to`).
     """
 
     trajectory: Trajectory
-    said: Sequence[ClientTurn] = ()
+    said: Sequence[Said[ClientContent]] = ()
     added: ray.ObjectRef | None = None
-    added_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

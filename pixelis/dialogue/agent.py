@@ -1,8 +1,8 @@
 """The agent loop: the policy takes turns and operations are executed until it answers or reaches a limit.
 
 An episode is a coroutine: engines and tools batch over concurrent ones. Its failures become stop reasons and
-observations, never exceptions that would end others. A call of a client's function interrupts it; with the results
-the client goes on, maybe on another machine.
+observations, never exceptions that would end others. A call of a client's function interrupts it
+(`dialogue.resumption`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pixelis.config import DialogueConfig
 from pixelis.dialogue.dialects import Reply
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import SamplingParams, Session
-from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, PixelisError
+from pixelis.errors import DeadlineExceeded, InfraFailure, PixelisError
 from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory, Turn, new_id
 
 log = logging.getLogger(__name__)
@@ -94,39 +94,21 @@ class Episode:
     views: list[np.ndarray] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Said:
-    """What a client says after a policy turn, in this order.
-
-    ``results`` of its functions, in the order of their calls, and a further user ``message``: observations and
-    views, both without ids; their pictures stand at the ``<image>`` of the texts. ``reply`` and ``calls``: in
-    place of a policy turn, text and calls that were not sampled (of an edited history), to which the results
-    belong.
-    """
-
-    results: Sequence[Outcome] = ()
-    message: Outcome | None = None
-    reply: str | None = None
-    calls: Sequence[Action] = ()
-
-
-@dataclass(frozen=True)
-class Resume:
-    """An episode that its client goes on with: its end is a policy turn, or it has no turns yet."""
+class Resumption(Protocol):
+    """An episode with which its client goes on; see `dialogue.resumption`."""
 
     episode: Episode
-    said: Sequence[Said] = ()
 
-
-def up_to(trajectory: Trajectory, policy_turns: int) -> Trajectory:
-    """A new trajectory, for a branch, with the turns up to this number of policy turns, or none."""
-    ends = [0, *(place for place, turn in enumerate(trajectory.turns, 1) if turn.is_policy)]
-    turns, after = trajectory.turns[: ends[policy_turns]], trajectory.turns[ends[policy_turns] :]
-    images = trajectory.images[: sum(len(turn.images) for turn in turns)]
-    update = {"id": new_id("traj"), "turns": turns, "images": images}
-    if after:
-        update["stop_reason"] = StopReason.CALL if after[0].role == "tool" else StopReason.NO_ACTION
-    return trajectory.model_copy(update=update)
+    async def hear(
+        self,
+        conversation: TokenConversation,
+        episode: Episode,
+        tools: Tools | None,
+        limits: Limits,
+        on_turn: TurnCallback | None,
+    ) -> StopReason | None:
+        """Append what the client said, and what our operations of the same turns observe."""
+        ...
 
 
 async def run_episode(
@@ -143,7 +125,7 @@ async def run_episode(
     trajectory_id: str | None = None,
     on_turn: TurnCallback | None = None,
     on_text: TextCallback | None = None,
-    resume: Resume | None = None,
+    resume: Resumption | None = None,
 ) -> Episode:
     """Run one episode on an engine, and close its session; only cancellation is raised.
 
@@ -167,13 +149,14 @@ async def run_episode(
             policy_version=policy_version,
         )
         episode = Episode(trajectory, list(views))
-    trajectory, said = episode.trajectory, resume.said if resume is not None else ()
+    trajectory = episode.trajectory
     started = time.perf_counter() - trajectory.seconds
     try:
-        conversation = _TokenConversation(session, renderer, tools is not None, limits, sampling, on_text)
+        conversation = TokenConversation(session, renderer, tools is not None, limits, sampling, on_text)
         conversation.resume(question, episode)
         stop = await _begin(conversation, question, episode, tools) if not trajectory.turns else None
-        stop = stop or await _hear(conversation, episode, tools, limits, said, on_turn)
+        if resume is not None:
+            stop = stop or await resume.hear(conversation, episode, tools, limits, on_turn)
         stop = stop or await _take_turns(conversation, question, episode, tools, limits, on_turn)
         trajectory.stop_reason = stop
         _check_views(renderer, episode)
@@ -230,47 +213,6 @@ async def _begin(
     return None
 
 
-async def _hear(
-    conversation: _TokenConversation,
-    episode: Episode,
-    tools: Tools | None,
-    limits: Limits,
-    said: Sequence[Said],
-    on_turn: TurnCallback | None,
-) -> StopReason | None:
-    """Append what the client said, and what our operations of the same turns observe."""
-    trajectory = episode.trajectory
-    if trajectory.policy_turns >= limits.max_turns:
-        return StopReason.OVER_TURN
-    for item in said:
-        last = trajectory.turns[-1]
-        actions: Sequence[Action] = last.actions if trajectory.stop_reason is StopReason.CALL else ()
-        # Whether or not the client offers them now too
-        functions = {action.op for action in actions if action.op not in conversation.renderer.operations}
-        quotes = item.reply is not None or bool(item.calls)
-        if quotes:
-            quote = conversation.quote(item.reply or "", item.calls, trajectory.images)
-            changed = {"text": f"{last.text}\n{quote.text}", "tokens": [*last.tokens, *quote.tokens]}
-            trajectory.turns[-1] = last.model_copy(update=changed)
-            actions, functions = item.calls, {action.op for action in item.calls}
-        missing = sum(action.op in functions for action in actions) - len(item.results)
-        if quotes == last.is_policy or missing or not (item.results or item.message):
-            raise BadInput("what the client said does not follow from the turn before", code="wrong_results")
-        results = await _operate_all(tools, actions, trajectory, functions, item.results)
-        shown, message = results, None
-        if item.message is not None:
-            message, views = item.message
-            named = name_pictures(trajectory.images, message.images)
-            message = message.model_copy(update={"images": named})
-            shown = [*results, (message, views)]
-        turns = conversation.observe(shown, len(trajectory.images), message)
-        if (stop := _show(episode, shown, turns, limits, on_turn)) is not None:
-            return stop
-    if trajectory.turns[-1].is_policy:
-        raise BadInput("the client said nothing after a policy turn", code="wrong_results")
-    return None
-
-
 async def _take_turns(
     conversation: Conversation,
     question: Question,
@@ -298,16 +240,16 @@ async def _take_turns(
             return StopReason.OVER_TURN
         if any(action.op in functions for action in turn.actions):
             return StopReason.CALL
-        results = await _operate_all(tools, turn.actions, trajectory)
+        results = await operate_all(tools, turn.actions, trajectory)
         if not results:
             assert reply.error is not None
             results.append((Observation(status="error", code=reply.error.code, text=reply.error.message), []))
         turns = conversation.observe(results, len(trajectory.images))
-        if (stop := _show(episode, results, turns, limits, on_turn)) is not None:
+        if (stop := show(episode, results, turns, limits, on_turn)) is not None:
             return stop
 
 
-def _show(
+def show(
     episode: Episode,
     shown: Sequence[Outcome],
     turns: list[Turn] | StopReason,
@@ -329,7 +271,7 @@ def _show(
     return StopReason.DONE if any(is_done(observation) for observation, _ in shown) else None
 
 
-class _TokenConversation:
+class TokenConversation:
     """A conversation in the tokens of an engine's session, which keeps those of earlier turns."""
 
     def __init__(
@@ -438,7 +380,7 @@ def is_done(observation: Observation) -> bool:
     return observation.data.get("done") is True
 
 
-async def _operate_all(
+async def operate_all(
     tools: Tools | None,
     actions: Sequence[Action],
     trajectory: Trajectory,

@@ -66,6 +66,8 @@ class Branches:
 
     def __init__(self) -> None:
         self.branches: dict[str, Branch] = {}
+        self.last = "main"
+        """The branch of the last reply."""
 
     def place(self, messages: Sequence[Message], key: str = "") -> Place:
         """Place a request, which then waits for ``reply`` or ``abandon``.
@@ -98,6 +100,7 @@ class Branches:
         """Record the reply to the request of a branch."""
         own = self.branches[branch]
         own.replies.add(len(own.messages))
+        self.last = branch
         own.messages = [*own.messages, message]
 
     def abandon(self, branch: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from ray.actor import ActorHandle
 
-from pixelis.actors.after_episode import YES, BackgroundWork, ExperienceStore, Stored, UpdateSender
+from pixelis.actors.after_episode import YES, AfterEpisode, Stored
 from pixelis.actors.memory import UNAVAILABLE
 from pixelis.config import Config
 from pixelis.errors import BadInput
@@ -24,11 +24,10 @@ START_DELAY_S = 0.05
 """Delay of other work, which holds the interpreter, until the reply is encoded and sent."""
 
 
-class AfterReply:
+class AfterReply(AfterEpisode):
     """Stores an answer's experience, for which its reply waits, and then does the rest of the work.
 
-    Handles at most ``evolution.queue`` answers at once and never fails a reply. ``evolution`` returns the
-    actor's handle; None if the service does not learn.
+    Handles at most ``evolution.queue`` answers at once and never fails a reply.
     """
 
     def __init__(
@@ -38,10 +37,8 @@ class AfterReply:
         evolution: Callable[[], Awaitable[ActorHandle]] | None,
         counts: Counter[str],
     ):
-        self.config, self.retrieval, self.counts = config, retrieval, counts
-        self.store = ExperienceStore(config.memory.pictures, counts)
-        self.updates = UpdateSender(evolution, counts) if evolution is not None else None
-        self.background = BackgroundWork(counts)
+        super().__init__(config, evolution, counts)
+        self.retrieval = retrieval
 
     async def remember(self, answer: Answer, query: AgentQuery, lookup: Lookup) -> None:
         """Start this work and wait until the experience is on disk, at most ``memory.write_timeout_s``.
@@ -50,11 +47,10 @@ class AfterReply:
         """
         c = self.config
         remember = self.retrieval.writes and bool(query.remember)
-        learns = self.updates is not None and c.evolution.enabled and not c.serve.read_only
-        learn = learns and query.learn and not answer.cold_start
+        learn = self.learns and query.learn and not answer.cold_start
         if not (remember or learn):
             return
-        if len(self.background.tasks) >= c.evolution.queue:
+        if len(self.tasks) >= c.evolution.queue:
             self.counts["follow_skipped"] += 1
             answer.remembered = "queue full" if remember else "no"
             return
@@ -62,7 +58,7 @@ class AfterReply:
         storing = asyncio.create_task(
             self._remember(id, answer, query, lookup, remember, START_DELAY_S if later else 0.0)
         )
-        self.background.start(id, self._follow(id, answer, query.voter, lookup, storing, learn))
+        self.start(id, self._follow(id, answer, query.voter, lookup, storing, learn))
         if later:
             answer.remembered = "later"
         elif remember:
@@ -71,14 +67,11 @@ class AfterReply:
             answer.experience_id = id if answer.remembered == YES else None
             self.counts["not_remembered"] += answer.experience_id is None
 
-    async def drain(self, timeout_s: float) -> None:
-        await self.background.drain(timeout_s)
-
     async def _remember(
         self, id: str, answer: Answer, query: AgentQuery, lookup: Lookup, remember: bool, delay_s: float
     ) -> Stored:
         await asyncio.sleep(delay_s)
-        stored = await self.store.put(
+        stored = await self.store(
             lambda: as_experience(id, answer, query),
             answer.winner,
             answer.views,
@@ -99,14 +92,14 @@ class AfterReply:
     ) -> None:
         redacted, outcome, _ = await storing
         await asyncio.sleep(START_DELAY_S)
-        risk = await self.store.in_thread(lambda: privacy.risk(answer.group.question.conversation))
+        risk = await self.in_thread(lambda: privacy.risk(answer.group.question.conversation))
         self.counts[f"privacy_risk_{risk.level}"] += 1
         if outcome == YES:
             credit = self._credit_neighbours(answer.verdict, lookup.retrieval_id)
-            await self.background.count("neighbours_credited", credit)
+            await self.count("neighbours_credited", credit)
         # What cannot be stored is not learnt from: nobody could find or correct it
         if learn and redacted is not None:
-            await self.background.count("update_sent", self._submit_update(id, answer, redacted, voter))
+            await self.count("update_sent", self._submit_update(id, answer, redacted, voter))
 
     async def _credit_neighbours(self, verdict: Verdict, retrieval_id: str) -> bool:
         """Tell the memory which neighbours voted for the verdict's answer; False without any."""
@@ -126,24 +119,21 @@ class AfterReply:
         redacted = redacted.model_copy(update={"created_at": redacted.created_at or time.time()})
         experience = await self.retrieval.memory.feedback(experience_id, redacted)
         self.counts["feedback"] += 1
-        if self.updates is not None:
-            sending = self.updates.call("feedback", experience_id, redacted, by)
-            self.background.start(new_id("feedback"), self.background.count("feedback_sent", sending))
+        if self.evolution is not None:
+            sending = self.tell_evolution("feedback", experience_id, redacted, by)
+            self.start(new_id("feedback"), self.count("feedback_sent", sending))
         return experience
 
     async def _submit_update(self, id: str, answer: Answer, redacted: Experience, voter: str) -> bool:
         """False if the gate or Evolution refuses the task."""
-        assert self.updates is not None
         c, verdict = self.config, answer.verdict
-        task = await self.store.in_thread(
+        task = await self.in_thread(
             lambda: make_task(answer.group, verdict, c.evolution, c.rewards, experience_id=id, user=voter)
         )
         if task is None:
-            self.updates.gated(voter)
+            self.gated(voter)
             return False
-        return await self.updates.send(
-            task, answer.views, redacted.verdict, redacted.question, answer.originals
-        )
+        return await self.send(task, answer.views, redacted.verdict, redacted.question, answer.originals)
 
 
 def as_experience(id: str, answer: Answer, query: AgentQuery) -> Experience:

@@ -119,8 +119,7 @@ async def _report_health(state: GatewayState) -> None:
         # A shard that is late is no disk that refuses; the searches without it have a rate of their own.
         refuses = float(refusal not in ("", UNAVAILABLE))
         metrics = {**state.counters.health(), "memory_refuses": refuses, "memory_damaged": float(damaged)}
-        if (updates := state.agent.after_reply.updates) is not None:
-            metrics["gated_votes"] = float(updates.gated_in_a_row)
+        metrics["gated_votes"] = float(state.agent.after_reply.gated_in_a_row)
         with contextlib.suppress(RayError, InfraFailure, ApiError):
             await state.call_evolution("report_metrics", metrics, state.counters.replica)
 

@@ -24,13 +24,12 @@ from pixelis.actors.group_views import fetch_groups
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.rollout_messages import (
     ClientContent,
-    ClientTurn,
     EpisodeSoFar,
     RolloutRequest,
     RolloutResult,
 )
 from pixelis.config import load
-from pixelis.dialogue.agent import up_to
+from pixelis.dialogue.resumption import Said, up_to
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput
 from pixelis.records import Action, Function, Media, Question, StopReason, Trajectory, Turn
@@ -93,7 +92,7 @@ def test_a_killed_generator_goes_on_with_the_same_tokens_pictures_and_log_probs(
     (t,) = first.group.trajectories
     assert (t.id, t.policy_turns) == ("traj_own", 1)
     called, seen = end_in_a_call(t), ClientContent("seen <image>", [picture("c0", 1)])
-    so_far = EpisodeSoFar(called, [ClientTurn(results=[seen])], first.views.added)
+    so_far = EpisodeSoFar(called, [Said(results=[seen])], first.views.added)
     alive = complete(generator, so_far)
     pid = ray.get(generator.health.remote(), timeout=60)["pid"]
     os.kill(pid, signal.SIGKILL)
@@ -105,7 +104,7 @@ def test_a_killed_generator_goes_on_with_the_same_tokens_pictures_and_log_probs(
     assert a.behaviour_log_probs() == pytest.approx(b.behaviour_log_probs(), abs=1e-4)
     assert [(i.id, i.parent) for i in b.images] == [("img0", None), ("obs1", "environment")]
     # A message with a picture: all views come back in order
-    message = ClientTurn(message=ClientContent("And <image>?", [picture("m0", 2)]))
+    message = Said(message=ClientContent("And <image>?", [picture("m0", 2)]))
     last = complete(generator, EpisodeSoFar(b, [message], restarted.views.added))
     (done,) = last.group.trajectories
     assert [i.id for i in done.images] == ["img0", "obs1", "img1"]
@@ -116,8 +115,8 @@ def test_a_killed_generator_goes_on_with_the_same_tokens_pictures_and_log_probs(
     assert not np.array_equal(three[1], three[2])
     # A branch from the first call, with the views of the trajectory that it leaves
     branch = up_to(done, 1)
-    other = ClientTurn(results=[ClientContent("nothing there")])
-    forked = complete(generator, EpisodeSoFar(branch, [other], last.views.added, "traj_own"))
+    other = Said(results=[ClientContent("nothing there")])
+    forked = complete(generator, EpisodeSoFar(branch, [other], last.views.added))
     (f,) = forked.group.trajectories
     assert f.id == branch.id != "traj_own"
     assert f.token_ids()[: len(branch.token_ids())] == branch.token_ids()
@@ -141,7 +140,7 @@ def test_what_cannot_be_offered_or_continued_is_the_callers_error(generator: Act
     assert error.value.code == "name_taken"
     clip = Media(id="c0", uri="data:video/mp4;base64,AAAA", kind="video")
     (t,) = begin(generator, "traj_clip").group.trajectories
-    said = [ClientTurn(results=[ClientContent("seen", [clip])])]
+    said = [Said(results=[ClientContent("seen", [clip])])]
     with pytest.raises(BadInput) as error:
         complete(generator, EpisodeSoFar(end_in_a_call(t), said))
     assert error.value.code == "no_clips"

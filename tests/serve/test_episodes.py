@@ -150,13 +150,19 @@ def asked() -> AgentQuestion:
     return AgentQuestion.of(question, load(None, []).toolbox)
 
 
+def message_of(question: AgentQuestion) -> Any:
+    """The user message of a client of a service, which sends its pictures."""
+    pictures = [{"type": "image_url", "image_url": {"url": url}} for url in question.pictures.values()]
+    return [*pictures, {"type": "text", "text": question.text}]
+
+
 def result_parts(question: AgentQuestion, arguments: str, turn: int) -> Any:
     return zoom_agent.look(question.image(), json.loads(arguments)["bbox_2d"], f"obs{turn} = zoom_in(img0)")
 
 
 def by_openai(question: AgentQuestion, url: str, key: str, stream: bool) -> tuple[int, str]:
     """The number of calls and the answer of a loop on chat completions."""
-    messages: list[Any] = [{"role": "user", "content": question.content}]
+    messages: list[Any] = [{"role": "user", "content": message_of(question)}]
     with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as client:
         for turn in range(6):
             options: dict[str, Any] = {
@@ -212,7 +218,7 @@ def by_responses(question: AgentQuestion, url: str, key: str, stream: bool) -> t
 
 
 def by_litellm(question: AgentQuestion, url: str, key: str, stream: bool) -> tuple[int, str]:
-    messages: list[Any] = [{"role": "user", "content": question.content}]
+    messages: list[Any] = [{"role": "user", "content": message_of(question)}]
     for turn in range(6):
         reply = litellm.completion(
             model="openai/pixelis-nano",
@@ -310,7 +316,7 @@ def test_an_episode_is_that_of_our_own_loop_with_the_same_seed(
         for episode, expected in zip(opened, own, strict=True):
             with openai.OpenAI(base_url=episode["base_url"], api_key=service.key) as client:
                 reply = client.chat.completions.create(
-                    model="any", messages=[{"role": "user", "content": asked.content}], seed=5
+                    model="any", messages=[{"role": "user", "content": message_of(asked)}], seed=5
                 )
             t = service.trajectory(episode["id"])
             assert (t.token_ids(), t.behaviour_log_probs()) == (
@@ -349,7 +355,7 @@ def test_a_repeated_request_gets_the_reply_that_a_dead_gateway_had_asked_for(
     body = {
         "model": "m",
         "tools": [zoom_agent.ZOOM],
-        "messages": [{"role": "user", "content": asked.content}],
+        "messages": [{"role": "user", "content": message_of(asked)}],
     }
     path = f"/v1/episodes/{episode['id']}/v1/chat/completions"
     headers = {"Authorization": f"Bearer {untaught.key}"}
@@ -380,7 +386,7 @@ def test_a_repeated_request_gets_the_reply_that_a_dead_gateway_had_asked_for(
 
 def test_who_leaves_ends_the_sampling(untaught: Service, asked: AgentQuestion) -> None:
     episode = untaught.open()
-    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": asked.content}]}
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": message_of(asked)}]}
     path = f"/v1/episodes/{episode['id']}/v1/chat/completions"
     with untaught.http() as http, http.stream("POST", path, json=body) as reply:
         assert reply.status_code == 200
@@ -424,7 +430,7 @@ def test_a_call_that_must_be_made_is_sampled_twice(service: Service, asked: Agen
         with pytest.raises(openai.UnprocessableEntityError) as error:
             client.chat.completions.create(
                 model="pixelis-nano",
-                messages=[{"role": "user", "content": asked.content}],
+                messages=[{"role": "user", "content": message_of(asked)}],
                 tools=[LOOK],
                 tool_choice={"type": "function", "function": {"name": "look"}},
                 temperature=1.0,
@@ -432,7 +438,7 @@ def test_a_call_that_must_be_made_is_sampled_twice(service: Service, asked: Agen
         assert error.value.code == "tool_choice_unmet"
         reply = client.chat.completions.create(
             model="pixelis-nano",
-            messages=[{"role": "user", "content": asked.content}],
+            messages=[{"role": "user", "content": message_of(asked)}],
             tools=[zoom_agent.ZOOM],
             tool_choice="required",
         )

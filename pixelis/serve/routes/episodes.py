@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, NoReturn
+from typing import Any
 
 import ray
 from fastapi import APIRouter, Depends, Request
@@ -17,7 +17,6 @@ from pixelis.actors.episode_routes import EpisodeHost, Piece, episode_router, re
 from pixelis.dialogue.session import SamplingParams
 from pixelis.protocol.chat import ChatBody
 from pixelis.protocol.completion import Completion
-from pixelis.protocol.episodes import EpisodeRequest, EpisodeStatus, RewardReply, RewardRequest
 from pixelis.protocol.errors import ApiError, Model
 from pixelis.protocol.messages import Message
 from pixelis.protocol.request import CompletionBody
@@ -57,23 +56,20 @@ class ServiceHost(EpisodeHost):
     """
 
     def __init__(self, state: GatewayState, caller: Caller, deadline: float, admitted: bool = False):
-        config = state.config
+        super().__init__(state.config, model_name(state.config))
         self.state, self.caller, self.deadline, self.admitted = state, caller, deadline, admitted
-        self.model, self.dialect = model_name(config), config.dialogue.dialect
-        self.operations = frozenset(config.toolbox.operations)
         self.resources = AsyncExitStack()
 
-    async def open(self, body: EpisodeRequest) -> EpisodeStatus:
-        sampling = sampling_params(self.state.config, OpenRequest())
-        return await self._call("open", body, sampling)
-
-    async def next(self, wait_s: float) -> NoReturn:
-        raise ApiError(404, "a service has no questions: POST /v1/episodes opens an episode", "no_questions")
+    async def call(self, method: str, *arguments: Any) -> Any:
+        if method == "open":
+            arguments = *arguments, sampling_params(self.config, OpenRequest())
+        call = getattr(await self._actor(), method).remote(self.caller.space, *arguments)
+        return await self.state.with_timeout(call, self.config.serve.timeout_s)
 
     async def complete(self, id: str, body: CompletionBody) -> AsyncGenerator[Piece, None]:
         # The address of an episode names the policy, whatever its client calls it
         if not id:
-            require_model(self.state.config, body.model)
+            require_model(self.config, body.model)
         try:
             async with asyncio.timeout_at(self.deadline), AsyncExitStack() as stack:
                 if not self.admitted:
@@ -91,20 +87,11 @@ class ServiceHost(EpisodeHost):
         request = messages, tools, sampling, body.seed is not None, bool(body.stream)
         return self._pieces(id, request, sampling.priority)
 
-    async def reward(self, id: str, body: RewardRequest) -> RewardReply:
-        return await self._call("reward", id, body)
-
-    async def fail(self, id: str, cause: str) -> EpisodeStatus:
-        return await self._call("fail", id, cause)
-
-    async def status(self, id: str) -> EpisodeStatus:
-        return await self._call("status", id)
-
     def stream(self, events: AsyncGenerator[str, None]) -> Response:
         return EventStream(events, self.deadline, self.resources)
 
     def _sampling(self, body: CompletionBody, teaches: bool) -> SamplingParams:
-        config = self.state.config
+        config = self.config
         sampling = sampling_params(config, body)
         check_priority(self.state, self.caller, sampling.priority)
         learns = self.state.evolves and not config.serve.read_only
@@ -149,10 +136,6 @@ class ServiceHost(EpisodeHost):
         if backends.episodes is None:
             raise ApiError(404, "this service has no episodes", "no_episodes")
         return await asyncio.to_thread(actor_handle, backends.episodes, backends.namespace)
-
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        call = getattr(await self._actor(), method).remote(self.caller.space, *arguments)
-        return await self.state.with_timeout(call, self.state.config.serve.timeout_s)
 
 
 async def with_tools(

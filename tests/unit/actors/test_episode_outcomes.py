@@ -220,14 +220,14 @@ def test_groups_that_teach_nothing_are_counted_by_cause() -> None:
                 episode.end(None if reward is None else {"reward": float(reward)})
             await result.ended(episodes)
         silent = OutsideEpisode("ep_silent", Question(id="q", question=""), "g", SamplingParams(), 1e12)
-        silent.fail("agent_failed")
+        silent.end(cause="agent_failed")
         await result.ended([silent])
         await result.drain(10)
         counts = {name: n for name, n in result.counts.items() if name.startswith(("episodes_", "groups_"))}
         expected = {"groups_equal_rewards": 1, "groups_tie": 1, "groups_few_rewards": 1}
         assert counts == {"episodes_rewarded": 3, "episodes_unrewarded": 3, **expected}
         assert not evolution.tasks
-        assert result.updates is not None
-        assert result.updates.unclear == {"0123456789abcdef.": 1}
+        assert result.learns
+        assert result.unclear == {"0123456789abcdef.": 1}
 
     run(test)

@@ -12,9 +12,10 @@ from dialogue_models import ScriptedSession, pixels, renderer
 from playing import RealTools
 
 from pixelis.config import DialogueConfig
-from pixelis.dialogue.agent import Episode, Limits, Outcome, Resume, Said, run_episode, up_to
+from pixelis.dialogue.agent import Episode, Limits, Outcome, run_episode
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.dialogue.render import Renderer
+from pixelis.dialogue.resumption import Resume, Said, up_to
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations import select

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from playing import RealTools
 
 from pixelis import config
-from pixelis.dialogue.agent import Episode, Limits, Outcome, Resume, Said, run_episode
+from pixelis.dialogue.agent import Episode, Limits, Outcome, run_episode
 from pixelis.dialogue.dialects import Reply
 from pixelis.dialogue.dialects.qwen import Qwen
 from pixelis.dialogue.render import Renderer
+from pixelis.dialogue.resumption import Resume, Said
 from pixelis.dialogue.session import SamplingParams, Start
 from pixelis.engines.hf import HfEngine
 from pixelis.operations import select

@@ -94,9 +94,9 @@ def test_calls_to_an_evolution_that_does_not_answer_time_out(monkeypatch: pytest
     async def run() -> None:
         for _ in range(2):  # of one experience: neither stands in for the other
             await after.feedback("exp_1", Feedback(correct=True))
-        assert len(after.background.tasks) == 2
+        assert len(after.tasks) == 2
         await after.drain(10)
-        assert not after.background.tasks
+        assert not after.tasks
 
     asyncio.run(run())
     assert after.counts["feedback_sent_failed"] == 2
@@ -110,7 +110,7 @@ def test_an_answer_that_is_skipped_for_a_full_queue_is_not_counted_as_one_that_e
         for answer in answers:
             await remember(after, answer, remember="later", learn=False)
         assert [answer.remembered for answer in answers] == ["later", "queue full"]
-        for task in after.background.tasks.values():
+        for task in after.tasks.values():
             task.cancel()
 
     asyncio.run(run())
@@ -126,8 +126,8 @@ def test_votes_below_the_gate_are_counted_until_one_passes(monkeypatch: pytest.M
         for confidence, gated in ((0.1, 1), (0.1, 2), (1.0, 0)):
             await remember(after, some_answer(confidence=confidence), remember=False)
             await after.drain(10)
-            assert after.updates is not None
-            assert after.updates.gated_in_a_row == gated
+            assert after.evolution is not None
+            assert after.gated_in_a_row == gated
 
     asyncio.run(run())
 
