@@ -47,6 +47,15 @@ HELD_OUT = "cards:?split=test&seed=8&shift=warm"
 STREAM = "cards:?split=validation&seed=9&shift=warm"
 
 
+class Shown(AgentQuestion):
+    """A question for a service, which does not have its pictures: each request carries them."""
+
+    @property
+    def content(self) -> list[dict[str, Any]]:
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in self.pictures.values()]
+        return [*parts, {"type": "text", "text": self.text}]
+
+
 def configured(seed: int, folder: Path, args: argparse.Namespace) -> Config:
     overrides = {
         "run.dir": str(folder),
@@ -85,7 +94,7 @@ async def answer(url: str, config: Config, agent: Agent, questions: Sequence[Que
 
     async def play_group(http: httpx.AsyncClient, question: Question) -> None:
         async with room:
-            shown = AgentQuestion.of(question, config.toolbox)
+            shown = Shown.of(question, config.toolbox)
             await asyncio.gather(*(play(http, shown) for _ in range(GROUP)))
 
     async with httpx.AsyncClient(timeout=config.serve.timeout_s) as http:
