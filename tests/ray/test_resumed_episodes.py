@@ -8,6 +8,7 @@ import io
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from PIL import Image
 from placed_actors import wait_until
 from ray.actor import ActorHandle
 
+from pixelis.actors.episodes import Episodes
 from pixelis.actors.generator import Generator
 from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
 from pixelis.actors.group_views import fetch_groups
@@ -32,6 +34,8 @@ from pixelis.config import load
 from pixelis.dialogue.resumption import Said, up_to
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput
+from pixelis.protocol.messages import Message
+from pixelis.protocol.tools import Toolset
 from pixelis.records import Action, Function, Media, Question, StopReason, Trajectory, Turn
 
 pytestmark = pytest.mark.slow
@@ -130,6 +134,32 @@ def test_episodes_of_a_group_that_begin_one_by_one_are_those_of_a_group(generato
     single = [begin(generator, f"traj_{i}", sample=i).group.trajectories[0] for i in range(3)]
     assert [t.token_ids() for t in group.trajectories] == [t.token_ids() for t in single]
     assert len({tuple(t.token_ids()) for t in single}) == 3
+
+
+def test_the_episodes_of_a_group_see_their_pictures_in_other_lights(
+    generator: ActorHandle, tmp_path: Path
+) -> None:
+    """As the samples of a service do, so that their votes err in other places."""
+    config = load("configs/nano/base.yaml", [*OVERRIDES, f"run.dir={tmp_path}"])
+    router = GeneratorRouter([generator], RouterTimeouts(120), follows=True)
+    episodes = Episodes(config, router, augmentations=["autocontrast"])
+    message = Message("user", "Which?", (QUESTION.media[0].uri,))
+
+    async def played(sample: int) -> Trajectory:
+        sampling = SamplingParams(0.0, seed=5)
+        episode = episodes.begin(QUESTION, "g", sampling, 60.0, sample=sample)
+        async with aclosing(episodes.reply(episode, [message], Toolset())) as items:
+            async for _ in items:
+                pass
+        episode.end()
+        return episode.record()[0]
+
+    async def group() -> list[Trajectory]:
+        return [await played(sample) for sample in range(3)]
+
+    first, second, third = asyncio.run(group())
+    assert [t.augmentation for t in (first, second, third)] == [None, "autocontrast", None]
+    assert first.behaviour_log_probs() == third.behaviour_log_probs() != second.behaviour_log_probs()
 
 
 def test_what_cannot_be_offered_or_continued_is_the_callers_error(generator: ActorHandle) -> None:
