@@ -76,9 +76,8 @@ def configured(seed: int, folder: Path, args: argparse.Namespace) -> Config:
 async def answer(url: str, config: Config, agent: Agent, questions: Sequence[Question]) -> Counter[str]:
     """Let the agent answer each question in a group of episodes; counts what became of them."""
     played, room = Counter[str](), asyncio.Semaphore(AT_ONCE)
-    client = openai.AsyncOpenAI(api_key="none", base_url=url, max_retries=5)
 
-    async def play(http: httpx.AsyncClient, question: AgentQuestion) -> None:
+    async def play(http: httpx.AsyncClient, client: openai.AsyncOpenAI, question: AgentQuestion) -> None:
         body = {"group": question.id, "samples": GROUP, "expires_s": EXPIRES_S}
         for _ in range(ATTEMPTS):
             reply = await http.post(f"{url}/v1/episodes", json=body)
@@ -92,13 +91,16 @@ async def answer(url: str, config: Config, agent: Agent, questions: Sequence[Que
         except openai.OpenAIError as error:
             played[type(error).__name__] += 1
 
-    async def play_group(http: httpx.AsyncClient, question: Question) -> None:
+    async def play_group(http: httpx.AsyncClient, client: openai.AsyncOpenAI, question: Question) -> None:
         async with room:
             shown = Shown.of(question, config.toolbox)
-            await asyncio.gather(*(play(http, shown) for _ in range(GROUP)))
+            await asyncio.gather(*(play(http, client, shown) for _ in range(GROUP)))
 
-    async with httpx.AsyncClient(timeout=config.serve.timeout_s) as http:
-        await asyncio.gather(*(play_group(http, question) for question in questions))
+    async with (
+        httpx.AsyncClient(timeout=config.serve.timeout_s) as http,
+        openai.AsyncOpenAI(api_key="none", base_url=url, max_retries=5) as client,
+    ):
+        await asyncio.gather(*(play_group(http, client, question) for question in questions))
     await asyncio.sleep(EXPIRES_S + PAUSE_S)
     return played
 
