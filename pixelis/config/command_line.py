@@ -21,6 +21,7 @@ SECTIONS = {
     "quickstart": ("quickstart", "run"),
     "synthesize": ("synthesis", "run"),
     "refine": ("refinement", "data"),
+    "distill": ("distill", "data"),
     "sft": ("sft", "data"),
     "ranks": ("ranks",),
     "rft": ("rft", "rewards"),

@@ -20,6 +20,7 @@ from pixelis.config.base import Section
 from pixelis.config.cluster import ClusterConfig
 from pixelis.config.data import DataConfig
 from pixelis.config.dialogue import DialogueConfig
+from pixelis.config.distill import DistillConfig
 from pixelis.config.engine import EngineConfig
 from pixelis.config.evaluate import EvaluateConfig
 from pixelis.config.evolution import EvolutionConfig
@@ -98,6 +99,8 @@ class Config(Section):
     """creation of demonstrations from annotated media"""
     refinement: RefinementConfig = RefinementConfig()
     """quality, duplicates, filters, gates and recipes of data sets"""
+    distill: DistillConfig = DistillConfig()
+    """demonstrations of answering at once where that is as good as looking closer"""
     sft: SftConfig = SftConfig()
     """supervised fine-tuning: length, weights, validation, curriculum"""
     ranks: RanksConfig = RanksConfig()

@@ -13,6 +13,7 @@ JOBS = (
     "quickstart",
     "synthesize",
     "refine",
+    "distill",
     "sft",
     "rft",
     "ttrl",

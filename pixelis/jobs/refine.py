@@ -21,7 +21,7 @@ from typing import Any
 
 from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.refinement import data_card, filters, gates, sets
+from pixelis.datasets.refinement import data_card, gates, sets
 from pixelis.datasets.refinement.episodes import Episodes
 from pixelis.datasets.refinement.pipeline import Pipeline, records
 from pixelis.datasets.refinement.row_checks import CheckedRow
@@ -52,7 +52,12 @@ def run(config: Config) -> dict[str, Any]:
             pipeline = Pipeline(config, folder, services, steps)
             pipeline.prepare(_checked_by_workers(config, folder) if s.workers else None)
             steps.close()
-            pipeline.finish(play(config, folder, pipeline) if s.pass_rate.episodes else None)
+            outcomes, rate = None, s.pass_rate
+            if rate.episodes:
+                episodes = Episodes(config, folder, pipeline.questions(), rate.episodes, rate.utility)
+                play(episodes)
+                outcomes = episodes.outcomes()
+            pipeline.finish(outcomes)
             return save(config, folder, pipeline)
         finally:
             steps.close()
@@ -72,19 +77,18 @@ def _checked_by_workers(config: Config, folder: Path) -> Iterator[CheckedRow | B
         raise unwrap_ray_error(error) or error from None
 
 
-def play(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, filters.Outcomes]:
-    """Outcomes of the policy's episodes on the remaining questions; starts a cluster if some are missing."""
+def play(episodes: Episodes) -> None:
+    """Let the policy play the missing episodes, for which a cluster is started."""
     from pixelis.actors import placement
 
-    episodes = Episodes(config, folder, pipeline.questions())
+    config, count = episodes.config, episodes.count
     if missing := episodes.missing():
-        with placement.placed(episodes.config, learner=False, initial=config.policy.adapter) as actors:
-            count, times = episodes.count, config.refinement.pass_rate.episodes
+        with placement.placed(config, learner=False, initial=config.policy.adapter) as actors:
             for arm in missing:
-                request = str(episodes.source), count, 0, episodes.arms[arm]
-                groups, _ = watch_evaluation(config, actors.coordinator, arm, count, *request, samples=times)
+                request = str(episodes.sources[arm]), count, 0, episodes.arms[arm]
+                options = {"samples": episodes.samples}
+                groups, _ = watch_evaluation(config, actors.coordinator, arm, count, *request, **options)
                 episodes.store(arm, groups)
-    return episodes.outcomes()
 
 
 def save(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, Any]:

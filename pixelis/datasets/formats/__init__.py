@@ -78,6 +78,7 @@ FORMATS = {
     "easyr1": Entry("columns:EASYR1", "problem answer", excluded="solution image image_path doc_id cot"),
     "pixelis_trajectory": Entry("pixelis_v0:TRAJECTORY", "question trajectory answer", excluded="turns"),
     "pixelis_chain": Entry("pixelis_v0:CHAIN", "answer", any_of="chain_of_thought visual_operations"),
+    "memory": Entry("memory:MEMORY", "experience policy_version pictures"),
     "table": Entry("table:plain", ""),
 }
 

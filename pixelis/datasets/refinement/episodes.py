@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,35 @@ RELEVANT_SECTIONS = {"policy", "dialogue", "toolbox", "engine", "evaluate", "rew
 
 
 class Episodes:
-    """The questions to play, in ``source``, and the stored scores by arm, with operations or without."""
+    """The questions to play, in ``sources``, and the stored scores by arm, with operations or without.
 
-    def __init__(self, config: Config, folder: Path, questions: Sequence[Question]):
-        s, self.folder, self.count = config.refinement.pass_rate, folder, len(questions)
-        self.arms = {"looking": True, **({"glance": False} if s.utility else {})}
-        self.source = folder / "questions.jsonl"
-        write_rows(self.source, questions)
-        settings = [config.model_dump(mode="json", include=RELEVANT_SECTIONS), config.run.seed, s.episodes]
+    ``samples`` of each question and arm. ``glance``: also without operations, after the question with its ``hint``.
+    ``whole``: the episodes are stored too.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        questions: Sequence[Question],
+        samples: int,
+        glance: bool,
+        hint: str = "",
+        whole: bool = False,
+    ):
+        self.folder, self.count, self.samples, self.whole = folder, len(questions), samples, whole
+        self.arms = {"looking": True, **({"glance": False} if glance else {})}
+        source = folder / "questions.jsonl"
+        write_rows(source, questions)
+        self.sources = dict.fromkeys(self.arms, source)
+        settings = [config.model_dump(mode="json", include=RELEVANT_SECTIONS), config.run.seed, samples]
+        if hint:
+            self.sources["glance"] = folder / "questions-glance.jsonl"
+            hinted = (q.model_copy(update={"question": f"{q.question} {hint}"}) for q in questions)
+            write_rows(self.sources["glance"], hinted)
+            settings.append(hint)
         self.identity = hashlib.sha256(
-            self.source.read_bytes() + json.dumps(settings, sort_keys=True).encode()
+            source.read_bytes() + json.dumps(settings, sort_keys=True).encode()
         ).hexdigest()
         sampling = config.evaluate.sampling.model_copy(update={"temperature": 1.0})
         self.config = config.model_copy(
@@ -39,7 +58,9 @@ class Episodes:
         """Arms without stored scores for these questions and settings."""
         return [arm for arm in self.arms if self._stored(arm).get("identity") != self.identity]
 
-    def store(self, arm: str, groups: Iterable[Group]) -> None:
+    def store(self, arm: str, groups: Sequence[Group]) -> None:
+        if self.whole:
+            write_rows(self._trajectories(arm), groups)
         rows = [
             [g.question.id, self.arms[arm], t.rewards.get("accuracy")] for g in groups for t in g.trajectories
         ]
@@ -47,6 +68,14 @@ class Episodes:
 
     def outcomes(self) -> dict[str, filters.Outcomes]:
         return filters.group_outcomes(tuple(row) for arm in self.arms for row in self._stored(arm)["rows"])
+
+    def groups(self, arm: str) -> Iterator[Group]:
+        """The stored episodes of an arm, in the order of the questions."""
+        with self._trajectories(arm).open("rb") as lines:
+            yield from map(Group.model_validate_json, lines)
+
+    def _trajectories(self, arm: str) -> Path:
+        return self.folder / f"trajectories-{arm}.jsonl"
 
     def _file(self, arm: str) -> Path:
         return self.folder / f"episodes-{arm}.json"

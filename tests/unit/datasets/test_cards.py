@@ -1,9 +1,13 @@
 """The picture world: same name same pixels, splits that share nothing."""
 
+import dataclasses
+import hashlib
 import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from nano_lessons import Views
 
 from pixelis.datasets import card_questions, cards
@@ -146,3 +150,55 @@ def test_a_crop_in_the_history_shows_the_card_of_the_first_question():
 def test_a_name_of_nothing_is_refused(uri):
     with pytest.raises(BadInput):
         cards.render(uri)
+
+
+@pytest.mark.parametrize(
+    ("uri", "checksum"),
+    [
+        ("cards:?split=train&seed=42&index=17&shift=", "b6b59cffc5bf78a4"),
+        ("cards:?split=validation&seed=9&index=3&shift=warm,noise", "8115f456a4da030c"),
+        ("cards:?split=test&seed=7&index=5&shift=rotate,digits&second=3", "bc459c32fde0bfe9"),
+    ],
+)
+def test_pictures_without_sizes_are_what_they_have_always_been(uri, checksum):
+    assert hashlib.sha256(cards.render(uri).tobytes()).hexdigest()[:16] == checksum
+
+
+@given(st.integers(0, 10**6), st.lists(st.integers(1, cards.MAX_SIZE), min_size=1, max_size=4))
+def test_enlarged_cards_stay_in_the_picture_and_apart(index, factors):
+    sizes = ",".join(map(str, factors))
+    scene, plain = cards.scene_of("test", 3, index, sizes=sizes), cards.scene_of("test", 3, index)
+    target, *others = scene.cards
+    assert target.size in factors
+    assert {card.size for card in others} <= {1}
+    assert (target.colour, target.digit) == (plain.target.colour, plain.target.digit)
+    assert {card.colour for card in others} <= {card.colour for card in plain.cards}
+    for card in scene.cards:
+        assert min(card.box) >= 0
+        assert max(card.box) <= 1
+    for one, other in itertools.combinations(scene.cards, 2):
+        assert one.is_apart(other)
+        assert other.is_apart(one)
+    x1, y1, x2, y2 = cards.zoom_box(target)
+    assert min(x1, y1) >= 0
+    assert max(x2, y2) <= 1
+    assert x2 - x1 == pytest.approx(0.1 * target.size)
+    left, top, right, bottom = target.box
+    assert x1 <= (left + right) / 2 <= x2
+    assert y1 <= (top + bottom) / 2 <= y2
+
+
+def test_a_size_shows_in_the_picture_and_in_the_category_of_its_question():
+    (question,) = card_questions.read("cards:?split=test&seed=7&sizes=6", None, 0, 1, 1)
+    assert question.meta["category"] == "size 6"
+    assert question.id.endswith("-size6")
+    picture, card = cards.render(question.media[0].uri), cards.describe(question.media[0].uri).target
+    face = picture[card.top : card.top + 360, card.left : card.left + 360]
+    assert np.array_equal(face[::6, ::6].repeat(6, 0).repeat(6, 1), face)
+    assert np.array_equal(face[::6, ::6], cards.draw_card(dataclasses.replace(card, size=1)))
+    shown = list(card_questions.demonstration_rows("train", 60, 1, direct_share=0.0, sizes="1,10"))
+    widths = {row["meta"]["category"]: row["turns"][0]["box"][2] - row["turns"][0]["box"][0] for row in shown}
+    assert widths == {"size 1": pytest.approx(0.1), "size 10": pytest.approx(1.0)}
+    for wrong in ("0", "11", "2,x", ","):
+        with pytest.raises(BadInput, match="sizes"):
+            cards.scene_of("test", 7, 0, sizes=wrong)

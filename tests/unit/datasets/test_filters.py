@@ -77,10 +77,10 @@ def test_episodes_are_played_once(tmp_path: Path):
     """What was played counts for the same questions and settings alone; a torn file is played again."""
     questions = [Question(id="q", question="Which digit?", answers=["7"])]
 
-    def episodes(*given: str) -> Episodes:
-        return Episodes(load(None, ["refinement.pass_rate.episodes=2", *given]), tmp_path, questions)
+    def episodes(*given: str, glance: bool = False) -> Episodes:
+        return Episodes(load(None, given), tmp_path, questions, samples=2, glance=glance)
 
-    one = episodes("refinement.pass_rate.utility=true")
+    one = episodes(glance=True)
     assert one.missing() == ["looking", "glance"]
     assert one.config.evaluate.sampling.temperature == 1.0
     right, unscored = (
@@ -88,7 +88,7 @@ def test_episodes_are_played_once(tmp_path: Path):
     )
     one.store("looking", [Group(id="g", question=questions[0], trajectories=[right, unscored])])
     one.store("glance", [Group(id="g", question=questions[0], trajectories=[right])])
-    repeated = episodes("refinement.pass_rate.high=1", "refinement.pass_rate.utility=true")
+    repeated = episodes("refinement.pass_rate.high=1", glance=True)
     assert repeated.missing() == []
     assert repeated.outcomes()["q"] == Outcomes(looking=[1.0], glance=[1.0])
     assert episodes("run.seed=5").missing() == ["looking"]
