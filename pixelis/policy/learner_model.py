@@ -107,6 +107,23 @@ class LearnerModel:
             weights = {**weights, **{name: values for name, values in own.items() if name in lacking}}
         self.zero.set_weights(weights)
 
+    def shards_of(self, adapter: Adapter | None) -> Shards:
+        """What `zero.using` needs to compute with other weights (None: the base model); the current ones stay."""
+        own = self.zero.weights()
+        if adapter is not None:
+            self.check(adapter)
+            self.set(adapter)
+        elif self.policy.full:
+            raise BadConfig(
+                "full-parameter training does not keep the weights of the base model",
+                fix="name the base model's folder as rft.teacher.model",
+            )
+        else:
+            self.zero.set_weights(without_change(own))
+        shards = self.zero.shards()
+        self.zero.set_weights(own)
+        return shards
+
     def empty_batch(self) -> PackedBatch:
         tokens, mask = np.asarray([self.spec.stop] * 2, dtype=np.int64), np.asarray([False, True])
         sample = TrainSample(tokens, mask, np.zeros(2, dtype=np.float32), 0.0, [])
