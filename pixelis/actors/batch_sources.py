@@ -6,7 +6,7 @@ Every worker holds its own copy. All workers call each method together and take 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -96,8 +96,15 @@ class RolloutSource(BatchSource):
 
     kind: Literal["sft", "policy"] = "policy"
 
-    def __init__(self, config: Config, coordinator: ActorHandle, weights: WeightPublisher):
+    def __init__(
+        self,
+        config: Config,
+        coordinator: ActorHandle,
+        weights: WeightPublisher,
+        teachers: Mapping[str, ActorHandle] | None = None,
+    ):
         self.config, self.actor, self.weights = config, coordinator, weights
+        self.teacher_actors = teachers or {}
         self.steps = config.rft.steps
         self.version: Any = None
         self.last_state: dict[str, Any] = {}
@@ -107,7 +114,7 @@ class RolloutSource(BatchSource):
 
     def begin(self, state: dict[str, Any]) -> None:
         if self.config.rft.teacher.names:
-            self.teachers = Teachers(self.config, self.trainer, self.weights.store)
+            self.teachers = Teachers(self.config, self.trainer, self.weights.store, self.teacher_actors)
         self.last_state, self.version = state, self.weights.publish(self.trainer, {}, restart=True)
         self._start_actor(resumes_rewards=True)
 

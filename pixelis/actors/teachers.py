@@ -1,13 +1,13 @@
-"""Teachers of on-policy distillation: they score the student's own tokens inside the learner.
+"""Teachers of on-policy distillation, which score the student's own tokens.
 
-A teacher with the student's base model is a second set of weights of the same network, so no second model is
-in memory. Its samples are packed like the student's and share their prompts.
+A teacher with the student's base model is a second set of weights of the learner's network, so no second model
+is in memory. Another model has an actor. Their samples are packed like the student's and share their prompts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
+from pixelis.actors.cluster import use_reserved_gpus
 from pixelis.actors.group_views import Views
 from pixelis.config import Config
 from pixelis.config.teacher import STUDENT, VERSION
@@ -35,11 +36,38 @@ if TYPE_CHECKING:
 Episode = tuple[Group, Views, Trajectory]
 
 
+@ray.remote(max_restarts=-1, max_task_retries=2)
+class Teacher:
+    """A teacher with another base model than the student's."""
+
+    def __init__(self, config: Config, model: str):
+        use_reserved_gpus()
+        import torch
+
+        from pixelis.policy.teacher_model import TeacherModel
+
+        torch.set_num_threads(max(1, int(config.rft.teacher.cpus)))
+        temperature = config.rft.sampling.temperature
+        self.model = TeacherModel(config.policy, config.learner, model, temperature)
+
+    def health(self) -> str:
+        return "ok"
+
+    def log_probs(self, samples: list[TrainSample]) -> list[np.ndarray]:
+        return self.model.log_probs(samples)
+
+
 class Teachers:
     """The teachers of `rft.teacher` on one worker of the learner. All methods are collective."""
 
-    def __init__(self, config: Config, trainer: Trainer, store: ActorHandle | None):
-        self.settings, self.trainer = config.rft.teacher, trainer
+    def __init__(
+        self,
+        config: Config,
+        trainer: Trainer,
+        store: ActorHandle | None,
+        actors: Mapping[str, ActorHandle],
+    ):
+        self.settings, self.trainer, self.actors = config.rft.teacher, trainer, actors
         model = trainer.model
         self.renderer = Renderer(
             model.tokenizer,
@@ -51,15 +79,16 @@ class Teachers:
         self.weights: dict[str, Shards | None] = {
             name: None if name == STUDENT else model.shards_of(_adapter(name, store))
             for name in self.settings.names
+            if name not in actors
         }
-        """The weights of each teacher; None: the student's current ones."""
+        """The weights of each teacher in the learner; None: the student's current ones."""
 
     def advise(self, episodes: Sequence[Episode], samples: Sequence[TrainSample]) -> dict[str, float]:
         """Add the teachers' advantages to the samples of these episodes; returns metrics of all workers."""
         started = time.perf_counter()
         log_probs: list[np.ndarray | None] = [None] * len(samples)
         asked = 0
-        for name, weights in self.weights.items():
+        for name in self.settings.names:
             places = [
                 i for i, (g, _, _) in enumerate(episodes) if self.settings.of_task(g.question.task) == name
             ]
@@ -67,9 +96,7 @@ class Teachers:
             shown = {
                 i: sample for i in places if (sample := self._shown(episodes[i], samples[i])) is not None
             }
-            with nullcontext() if weights is None else self.trainer.model.zero.using(weights):
-                scores = self.trainer.model.log_probs(list(shown.values()))
-            for i, values in zip(shown, scores, strict=True):
+            for i, values in zip(shown, self._log_probs(name, list(shown.values())), strict=True):
                 if len(values):  # else it is longer than a row
                     log_probs[i] = values
         total = self.trainer.model.sequence.sum
@@ -78,6 +105,13 @@ class Teachers:
         missing, of = total([float(asked - scored), float(asked)])
         metrics["teacher/unscored"] = missing / max(of, 1.0)
         return metrics | {"teacher/seconds": time.perf_counter() - started}
+
+    def _log_probs(self, name: str, samples: list[TrainSample]) -> list[np.ndarray]:
+        if name in self.actors:
+            return ray.get(self.actors[name].log_probs.remote(samples)) if samples else []
+        weights, model = self.weights[name], self.trainer.model
+        with nullcontext() if weights is None else model.zero.using(weights):
+            return model.log_probs(samples)
 
     def _shown(self, episode: Episode, sample: TrainSample) -> TrainSample | None:
         """The sample as the teacher sees it; None if there is nothing to show it."""

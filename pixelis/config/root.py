@@ -290,6 +290,8 @@ class Config(Section):
     def hub_models(self) -> dict[str, str]:
         """The models of the Hugging Face Hub by key."""
         names = {key: operator.attrgetter(key)(self) or "" for key in MODELS}
+        names["rft.teacher.model"] = self.rft.teacher.model or ""
+        names |= {f"rft.teacher.by_task.{task}": name for task, name in self.rft.teacher.by_task.items()}
         return {key: name for key, name in names.items() if is_hub_id(name)}
 
     @property

@@ -43,7 +43,8 @@ SHOWN = (
 
 def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool] = lambda: False) -> Path:
     """Train to ``rft.steps`` or until ``should_stop``, polled every second; returns the last checkpoint."""
-    source = RolloutSource(config, actors.coordinator, publisher_for(config, actors.store, "rft"))
+    publisher = publisher_for(config, actors.store, "rft")
+    source = RolloutSource(config, actors.coordinator, publisher, actors.teachers)
     critic = config.rft.critic if config.rft.advantage.baseline == "critic" else None
     train_job = TrainJob(
         config, source, loss=config.rft.loss, temperature=config.rft.sampling.temperature, critic=critic

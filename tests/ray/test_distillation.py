@@ -39,3 +39,12 @@ def test_a_self_teacher_with_more_to_see_teaches_without_rewards(
         assert [k for k in row if "/" in k and not any(p.fullmatch(k) for p in patterns)] == []
     saved = (tmp_path / "rollouts.jsonl").read_text(encoding="utf-8")
     assert "The answer is" not in saved, "only the teacher's copy of a trajectory has the answer"
+
+
+def test_another_model_teaches_beside_rewards(ray_cluster: None, tmp_path: Path) -> None:
+    keys = ["policy.model=nano", "rft.steps=1", "rft.prompts_per_step=4", "rft.group_size=2"]
+    rft.start(load(None, [*keys, f"run.dir={tmp_path}", "rft.teacher.model=nano"]))
+    (row,) = events.read(tmp_path, "step/policy")
+    # Before the first step an adapter changes nothing
+    assert row["teacher/kl"] == pytest.approx(0, abs=1e-4)
+    assert row["teacher/unscored"] == 0

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_policy import Maker, check_log_probs, merged, random_adapter
+from tiny_policy import Maker, check_log_probs, folder, merged, policy, random_adapter, stock
 from tiny_trainer import SMALL, batch, learner_with, trainer
 
 from pixelis import config
+from pixelis.errors import BadConfig
+from pixelis.families.spec import load_tokenizer
 from pixelis.policy.losses import policy_loss
 from pixelis.policy.samples import TrainSample
+from pixelis.policy.teacher_model import TeacherModel
 from pixelis.policy.token_advantages import add_teacher_advantages
 
 number = st.floats(-4, 4, width=32)
@@ -36,16 +42,16 @@ def one_of_each(log_probs: np.ndarray) -> TrainSample:
 def test_the_expected_gradient_is_that_of_the_reverse_kl(pair: tuple, weight: float) -> None:
     logits = torch.tensor(pair[0], dtype=torch.float64, requires_grad=True)
     teacher = torch.log_softmax(torch.tensor(pair[1], dtype=torch.float64), -1)
-    policy = torch.log_softmax(logits, -1)
-    expected = torch.autograd.grad(weight * (policy.exp() * (policy - teacher)).sum(), logits)[0]
+    student = torch.log_softmax(logits, -1)
+    expected = torch.autograd.grad(weight * (student.exp() * (student - teacher)).sum(), logits)[0]
 
-    policy = torch.log_softmax(logits, -1)
-    p = policy.detach()
+    student = torch.log_softmax(logits, -1)
+    p = student.detach()
     sample = one_of_each(p.numpy())
     metrics = add_teacher_advantages([sample], [teacher.numpy()], weight, sum_alone)
     # Each token as often as the policy samples it
     advantages = torch.from_numpy(sample.token_advantages).double()
-    loss, _ = policy_loss(policy, p, advantages, p.exp(), config.LossConfig())
+    loss, _ = policy_loss(student, p, advantages, p.exp(), config.LossConfig())
     gradient = torch.autograd.grad(loss, logits)[0]
     assert gradient.numpy() == pytest.approx(expected.numpy(), abs=5e-6)
     assert metrics["teacher/kl"] == pytest.approx(float((p - teacher).mean()), abs=1e-5)
@@ -112,6 +118,21 @@ def test_a_teacher_of_the_same_base_scores_in_the_learner_as_its_own_model_would
         with student.model.zero.using(base):
             check_log_probs(merged(random_adapter(size=0.0)), samples, student.model.log_probs(samples))
         assert student.adapter().sha256() == before
+
+
+def test_another_model_scores_as_its_own_forward_and_a_foreign_one_is_refused(tmp_path: Path) -> None:
+    samples = [*batch(4), *of_one_prompt(4)]
+    same = TeacherModel(policy(), SMALL, str(folder("qwen3_vl")), 1.0, "cpu")
+    check_log_probs(stock(), samples, same.log_probs(samples))
+    long = batch(1)[0]
+    long.tokens = np.tile(long.tokens, 20)
+    assert [len(values) for values in same.log_probs([long])] == [0]
+    other = shutil.copytree(folder("qwen3_vl"), tmp_path / "other")
+    tokenizer = load_tokenizer(other)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(other)
+    with pytest.raises(BadConfig, match="another vocabulary"):
+        TeacherModel(policy(), SMALL, str(other), 1.0, "cpu")
 
 
 def test_a_student_approaches_its_teacher_without_any_reward() -> None:
