@@ -46,6 +46,7 @@ METRICS = (
 
 def config_of(folder: Path, seed: int, *overrides: str) -> Config:
     shared = ["telemetry.rollouts=0", "telemetry.trajectories=0", "data.evaluate=cards:?split=test&seed=7"]
+    shared += ["cluster.placement_timeout_s=900"]  # on a busy machine
     keys = [f"run.dir={folder}", f"run.seed={seed}", *shared, *overrides]
     return absolute(load("configs/nano/base.yaml", keys))
 
