@@ -69,8 +69,8 @@ def arms_of(part: str, folder: Path, seed: int, args: argparse.Namespace) -> dic
     shown = ["rft.teacher.model=policy", "rft.teacher.context=evidence"]
     steps = f"rft.steps={args.sparse_steps}"
     return {
-        "grpo": [*REWARDS, steps],
         "evidence": [*shown, "rft.teacher.rewards=false", steps],
+        "grpo": [*REWARDS, steps],
         "evidence+rewards": [*shown, *REWARDS, steps],
     }
 
@@ -82,6 +82,7 @@ def run(folder: Path, adapter: Path, seed: int, keys: list[str], args: argparse.
         f"rft.prompts_per_step={args.questions_per_step}",
         "rft.group_size=8",
         "learner.lr=1e-3",
+        "learner.checkpoint_every=5",
         "rft.evaluate_first=true",
         f"rft.evaluate_every={args.every}",
         f"evaluate.questions={args.questions}",
