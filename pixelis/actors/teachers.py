@@ -97,7 +97,8 @@ class Teachers:
                 i: sample for i in places if (sample := self._shown(episodes[i], samples[i])) is not None
             }
             for i, values in zip(shown, self._log_probs(name, list(shown.values())), strict=True):
-                if len(values):  # else it is longer than a row
+                # Else it is longer than a row, or has a token that this teacher never writes
+                if len(values) and np.isfinite(values).all():
                     log_probs[i] = values
         total = self.trainer.model.sequence.sum
         metrics = add_teacher_advantages(samples, log_probs, self.settings.weight, total)

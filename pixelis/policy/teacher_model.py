@@ -15,8 +15,8 @@ from pixelis.policy.forward import FeatureCache
 from pixelis.policy.log_probs import PolicyModule
 from pixelis.policy.model import default_device, load_model
 from pixelis.policy.model_path import resolve
-from pixelis.policy.packing import collate, pack_samples
-from pixelis.policy.samples import TrainSample, unusable
+from pixelis.policy.packing import collate, usable_bins
+from pixelis.policy.samples import TrainSample
 
 
 class TeacherModel:
@@ -34,8 +34,8 @@ class TeacherModel:
         temperature: float,
         device: torch.device | str | None = None,
     ):
+        self.learner = learner
         self.device = torch.device(device) if device is not None else default_device()
-        self.capacity, self.row_tokens = learner.rows * learner.row_tokens, learner.row_tokens
         network, tokenizer, self.spec = load_model(policy, self.device, folder=name)
         folder = resolve(policy.model)
         student_tokenizer = load_tokenizer(folder)
@@ -61,9 +61,7 @@ class TeacherModel:
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """Log-probabilities of each sample's policy tokens; empty for an unusable sample."""
         out: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(samples)
-        usable = [i for i, s in enumerate(samples) if unusable(s, self.spec, self.row_tokens) is None]
-        bins = pack_samples([samples[i] for i in usable], self.spec, self.capacity, self.shares_prompts)
-        for places in ([usable[i] for i in bin_] for bin_ in bins):
+        for places in usable_bins(samples, self.spec, self.learner, self.shares_prompts):
             members = [samples[i] for i in places]
             batch = collate(members, self.spec, self.shares_prompts).to(self.device)
             features = None
