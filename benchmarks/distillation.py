@@ -4,12 +4,12 @@
 
 `better`: a teacher that knows more. GRPO trains an SFT policy (70 % of its demonstrations answer without a
 look) for 40 steps; from the same SFT policy another run distils that result for 20 steps on other questions,
-without rewards. `sparse`: a teacher that sees more. The start is an SFT policy of which about 2 % of the
-sampled episodes look, which plain rewards unlearn; half of its demonstrations have the evidence in the user's
-turn, so that it can read that. GRPO goes on from it, and a self-teacher with `context=evidence` without
-rewards, for 25 steps each. Both evaluate greedily on held-out questions as they go. Appends one JSON line for
-each arm and seed to DIR/rows.jsonl when it is there. What is finished is not repeated, so an interrupted
-benchmark can be restarted.
+without rewards. `sparse`: a teacher that sees more. The start is an SFT policy that hardly ever looks; half of
+its demonstrations have the evidence in the user's turn, so that it can read that. From it go on: GRPO, and
+self-teachers with `context=evidence`, which are the start itself (`version:0`), without and beside rewards, or
+have the current weights (`policy`). All evaluate greedily on held-out questions as they go. Appends one JSON
+line for each arm and seed to DIR/rows.jsonl when it is there. What is finished is not repeated, so an
+interrupted benchmark can be restarted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pixelis.telemetry import events
 
 STARTS = {
     "better": ["data.demonstrations=cards:?split=train", "data.direct_share=0.7"],
-    "sparse": ["data.demonstrations=cards:?split=train&hints=0.5", "data.direct_share=0.98"],
+    "sparse": ["data.demonstrations=cards:?split=train&hints=0.5", "data.direct_share=0.99"],
 }
 """Demonstrations of each part's initial policy."""
 REWARDS = ["rewards.weights.accuracy=1.0", "rewards.weights.format=0.1", "rewards.weights.curiosity=0"]
@@ -66,12 +66,13 @@ def arms_of(part: str, folder: Path, seed: int, args: argparse.Namespace) -> dic
             "grpo": [*REWARDS, f"rft.steps={args.grpo_steps}"],
             "distilled": [teacher, "rft.teacher.rewards=false", fresh, f"rft.steps={args.grpo_steps // 2}"],
         }
-    shown = ["rft.teacher.model=policy", "rft.teacher.context=evidence"]
-    steps = f"rft.steps={args.sparse_steps}"
+    steps, alone = f"rft.steps={args.sparse_steps}", "rft.teacher.rewards=false"
+    shown = ["rft.teacher.context=evidence", steps]
     return {
-        "evidence": [*shown, "rft.teacher.rewards=false", steps],
+        "evidence": [*shown, alone, "rft.teacher.model=version:0"],
+        "evidence-current": [*shown, alone, "rft.teacher.model=policy"],
+        "evidence+rewards": [*shown, *REWARDS, "rft.teacher.model=version:0"],
         "grpo": [*REWARDS, steps],
-        "evidence+rewards": [*shown, *REWARDS, steps],
     }
 
 
@@ -109,9 +110,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
     parser.add_argument("--sft-steps", type=int, default=150)
     parser.add_argument("--grpo-steps", type=int, default=40)
-    parser.add_argument("--sparse-steps", type=int, default=25)
+    parser.add_argument("--sparse-steps", type=int, default=20)
     parser.add_argument("--questions-per-step", type=int, default=16)
-    parser.add_argument("--questions", type=int, default=300, help="held-out questions of each evaluation")
+    parser.add_argument("--questions", type=int, default=150, help="held-out questions of each evaluation")
     parser.add_argument("--every", type=int, default=5, help="steps between evaluations")
     parser.add_argument("--dir", type=Path, default=Path("runs/distillation"))
     smoke = {"sft_steps": 1, "grpo_steps": 2, "sparse_steps": 1, "questions_per_step": 2, "questions": 2}
