@@ -26,11 +26,20 @@ NAMES = sorted(name for name, source in SOURCES.items() if "def main" in source)
 NAMES.remove("service_load")  # the load generator, which `service` starts
 REQUIREMENTS = {"grpo_step": "trl"}
 LONG = {"async_overlap", "capabilities", "conversation", "coordinator", "curriculum", "data_stream"}
-LONG |= {"every_preset", "forgetting", "gpu", "learning_trap", "memory", "one_copy", "operations"}
+LONG |= {
+    "distillation",
+    "every_preset",
+    "forgetting",
+    "gpu",
+    "learning_trap",
+    "memory",
+    "one_copy",
+    "operations",
+}
 LONG |= {"rank_recovery", "robustness", "service", "soak", "vote_learning"}
 LONG |= {"actor_overhead", "agent_online", "cluster_model", "outside_agent", "refinement", "weight_transfer"}
 """Benchmarks whose smoke run takes long, most of it to start jobs, models or actors."""
-OWN_PROCESS = {"learning_trap", "memory"}
+OWN_PROCESS = {"distillation", "learning_trap", "memory"}
 """Benchmarks that end their connection to Ray, or fork, which is unsafe in a process with Ray's threads."""
 
 
