@@ -6,7 +6,7 @@ Every worker holds its own copy. All workers call each method together and take 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +18,7 @@ from ray.exceptions import RayActorError
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.group_views import Views, fetch_groups
 from pixelis.actors.rollouts import RolloutBatch, StepResult
+from pixelis.actors.teachers import Teachers
 from pixelis.actors.weights import WeightPublisher
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
@@ -25,7 +26,7 @@ from pixelis.policy.advantages import assign_advantages
 from pixelis.policy.distributed import rank_and_world_size, release_cached_memory, sum_over_workers
 from pixelis.policy.samples import LearnerBatch, TrainSample, from_trajectory
 from pixelis.policy.token_advantages import assign_token_advantages
-from pixelis.records import Group
+from pixelis.records import Group, Trajectory
 
 if TYPE_CHECKING:
     from pixelis.policy.train_step import Trainer
@@ -95,15 +96,25 @@ class RolloutSource(BatchSource):
 
     kind: Literal["sft", "policy"] = "policy"
 
-    def __init__(self, config: Config, coordinator: ActorHandle, weights: WeightPublisher):
+    def __init__(
+        self,
+        config: Config,
+        coordinator: ActorHandle,
+        weights: WeightPublisher,
+        teachers: Mapping[str, ActorHandle] | None = None,
+    ):
         self.config, self.actor, self.weights = config, coordinator, weights
+        self.teacher_actors = teachers or {}
         self.steps = config.rft.steps
         self.version: Any = None
         self.last_state: dict[str, Any] = {}
         self.pending: list[ray.ObjectRef] = []
         self.incarnation = 0
+        self.teachers: Teachers | None = None
 
     def begin(self, state: dict[str, Any]) -> None:
+        if self.config.rft.teacher.names:
+            self.teachers = Teachers(self.config, self.trainer, self.weights.store, self.teacher_actors)
         self.last_state, self.version = state, self.weights.publish(self.trainer, {}, restart=True)
         self._start_actor(resumes_rewards=True)
 
@@ -115,7 +126,7 @@ class RolloutSource(BatchSource):
         self.incarnation = int(sum_over_workers([float(incarnation)])[0])
 
     def next(self) -> LearnerBatch | None:
-        """This worker's groups with KL penalties of rewards and advantages of tokens, if configured."""
+        """This worker's groups with KL penalties of rewards, advantages of tokens and teachers, if configured."""
         share = self._share()
         if share is None:
             return None
@@ -145,6 +156,8 @@ class RolloutSource(BatchSource):
             )
             samples = samples_of(share.groups, views)
             self.trainer.rft.adapt_kl(total / max(tokens, 1.0))
+        if self.teachers is not None:
+            metrics = metrics | self.teachers.advise(trained_episodes(share.groups, views), samples)
         self.last_state = share.state
         return LearnerBatch(share.step, samples, "policy", metrics, share.state)
 
@@ -195,9 +208,16 @@ class RolloutSource(BatchSource):
 
 
 def samples_of(groups: list[Group], views: list[Views]) -> list[TrainSample]:
-    """Samples of the trajectories with an advantage that saw the pictures as they are."""
     return [
         from_trajectory(trajectory, group_views[trajectory.id])
+        for _, group_views, trajectory in trained_episodes(groups, views)
+    ]
+
+
+def trained_episodes(groups: list[Group], views: list[Views]) -> list[tuple[Group, Views, Trajectory]]:
+    """The trajectories with an advantage that saw the pictures as they are, with their groups."""
+    return [
+        (group, group_views, trajectory)
         for group, group_views in zip(groups, views, strict=True)
         for trajectory in group.trajectories
         if trajectory.advantage is not None and trajectory.augmentation is None

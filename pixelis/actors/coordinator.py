@@ -169,8 +169,8 @@ class Coordinator:
             self.log.write("bad_row", **row._asdict())
 
         start, ahead = self.consumed.cursor, set(self.consumed.ahead)
-        # A run whose rewards use no truth never has one.
-        on_labels = None if self.config.rewards.labelled else self.rollouts.labels.__setitem__
+        # A run that learns from no truth never has one.
+        on_labels = None if self.config.labelled else self.rollouts.labels.__setitem__
         questions = question_stream(self.config.data, self.config.run.seed, start, skipped, on_labels)
         return ((number, question) for number, question in enumerate(questions, start) if number not in ahead)
 
@@ -183,7 +183,9 @@ class Coordinator:
                 self.buffer.add_failed(number, result)
             else:
                 result.number = number
-                if (abstained := abstains(result.group)) or not informative(result.group, self.config.rft):
+                r = self.config.rft
+                abstained = r.teacher.rewards and abstains(result.group)
+                if abstained or (r.teacher.rewards and not informative(result.group, r)):
                     self.buffer.add_unusable(result, abstained)
                 else:
                     self.buffer.add(result)

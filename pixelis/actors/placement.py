@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,9 +30,11 @@ from pixelis.actors.reservations import (
     release,
     reserve,
     reserved_learners,
+    teacher_bundle,
     wait_reserved,
 )
 from pixelis.actors.scorer import Scorer
+from pixelis.actors.teachers import Teacher
 from pixelis.config import Config
 from pixelis.errors import MissingFile
 from pixelis.policy import storage
@@ -43,8 +45,8 @@ from pixelis.telemetry.progress import stage
 class Actors:
     """Actors of a job by role.
 
-    name: prefix of their names; names: of the generators; groups: placement groups by name or role of their
-    actors; elastic: generators that may not have started.
+    name: prefix of their names; names: of the generators; teachers: by their model; groups: placement groups
+    by name or role of their actors; elastic: generators that may not have started.
     """
 
     store: Any = None
@@ -53,6 +55,7 @@ class Actors:
     scorers: list[ActorHandle] = field(default_factory=list)
     embedder: Any = None
     coordinator: Any = None
+    teachers: dict[str, ActorHandle] = field(default_factory=dict)
     name: str = ""
     store_name: str = ""
     groups: dict[str, PlacementGroup] = field(default_factory=dict)
@@ -60,7 +63,7 @@ class Actors:
 
     def all(self) -> list[ActorHandle]:
         single = [a for a in (self.coordinator, self.embedder, self.store) if a is not None]
-        return [*self.generators, *self.elastic, *self.scorers, *single]
+        return [*self.generators, *self.elastic, *self.scorers, *self.teachers.values(), *single]
 
 
 ELASTIC_WAIT_S, ELASTIC_PAUSE_S = 2.0, 3.0
@@ -85,8 +88,13 @@ def object_store_bytes(config: Config) -> tuple[int, int]:
         return 0, 0
 
 
-def _start(config: Config, actors: Actors, initial: str | None, more: int) -> list[str]:
-    """Start the actors of a job and wait for room; returns the names of ``more`` generators for later."""
+def _start(
+    config: Config, actors: Actors, initial: str | None, more: int, teachers: Sequence[str]
+) -> list[str]:
+    """Start the actors of a job and wait for room; returns the names of ``more`` generators for later.
+
+    ``teachers``: models that score the policy's tokens.
+    """
 
     def names(role: str, count: int) -> list[str]:
         return [f"{actors.name}-{role}-{index}" for index in range(count)]
@@ -108,6 +116,9 @@ def _start(config: Config, actors: Actors, initial: str | None, more: int) -> li
         actors.scorers.append(spawn(Scorer, config, index, name=name, **inside(group, index)))
     if config.needs_embedder:
         actors.embedder = spawn(Embedder, config, name=embedder, **inside(group, len(scorers)))
+    for name, model in zip(names("teacher", len(teachers)), teachers, strict=True):
+        group = actors.groups[name] = reserve([teacher_bundle(config)], name=name)
+        actors.teachers[model] = spawn(Teacher, config, model, name=name, **inside(group))
     # Names: handle arguments are kept in the object store, where their loss can make a restart impossible.
     states = embedder if config.rewards.needs_states else None
     streamed = store if config.policy_store.streams else None
@@ -171,7 +182,8 @@ def placed(
             if learner and not config.engine.colocate:
                 # Before the generators, which could otherwise split the learners over nodes.
                 held.enter_context(reserved_learners(config))
-            elastic = _start(config, actors, initial, more)
+            teachers = config.rft.teacher.models if learner and not online else []
+            elastic = _start(config, actors, initial, more, teachers)
         if learner:  # this process only waits now: import meanwhile what takes seconds
             threading.Thread(target=importlib.import_module, args=("ray.train.torch",), daemon=True).start()
         ready = {
@@ -179,6 +191,7 @@ def placed(
             "generator": [first_answer(actor.ready) for actor in actors.generators],
             "scorer": [first_answer(actor.health) for actor in actors.scorers],
             "embedder": [first_answer(actors.embedder.health)] if actors.embedder is not None else [],
+            "teacher": [first_answer(actor.health) for actor in actors.teachers.values()],
         }
         wait_ready(ready, timeout_s)
         if elastic:

@@ -68,6 +68,10 @@ def embedder_bundle(config: Config) -> Bundle:
     return bundle(config.engine.cpus, 0 if config.engine.colocate else min(1.0, config.engine.gpus))
 
 
+def teacher_bundle(config: Config) -> Bundle:
+    return bundle(config.rft.teacher.cpus, config.rft.teacher.gpus)
+
+
 def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> list[Need]:
     """Parts of a job, without generators that may join later. online: include serving.
 
@@ -95,6 +99,8 @@ def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False
         ]
     if learns and config.evolution.enabled and canary.enabled:
         out.append(Need("canary with its toolboxes", 1, generator_bundles(config, canary.gpus)))
+    if learner and rollouts and not online:
+        out.append(Need("teacher", len(config.rft.teacher.models), (teacher_bundle(config),)))
     if learner:
         out.append(Need("learner", config.learner.workers, (learner_bundle(config),)))
     return [need for need in out if need.count]

@@ -142,7 +142,7 @@ class Rollouts:
             return error.code
         if greedy:
             scored.greedy = greedy[0].group.trajectories[0].reward
-        if abstains(scored.group):
+        if abstains(scored.group) or not r.teacher.rewards:
             return scored
         # Excluded episodes are the policy's doing: a group that has too few others is uninformative, not a
         # failure.
@@ -206,8 +206,12 @@ class Rollouts:
                 raise DataFailure(message, code="all_excluded", fix=fix)
         groups = [subset(scored.group, r.train_samples, r.choose, rng) for scored in chosen]
         greedy = [scored.greedy for scored in chosen]
-        if groups:
+        if groups and r.teacher.rewards:
             metrics |= assign_advantages(groups, r.advantage, greedy=greedy)
+        elif groups:
+            for trajectory in itertools.chain.from_iterable(group.trajectories for group in groups):
+                is_excluded = trajectory.stop_reason.value in r.advantage.exclude
+                trajectory.advantage = None if is_excluded else 0.0
         least = least_kept(groups, r.replay)
         for group, scored in zip(groups, chosen, strict=True):
             self.replay.add(group, scored.views, step, least)

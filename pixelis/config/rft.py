@@ -24,6 +24,7 @@ from pixelis.config.presets.algorithms import (
     algorithm_settings,
     check_function,
 )
+from pixelis.config.teacher import TeacherConfig
 from pixelis.errors import BadConfig
 
 
@@ -226,6 +227,8 @@ class RftConfig(Section):
     critic: CriticConfig = CriticConfig()
     filter: GroupFilterConfig = GroupFilterConfig()
     replay: ReplayConfig = ReplayConfig()
+    teacher: TeacherConfig = TeacherConfig()
+    """on-policy distillation"""
     evaluate_every: NonNegativeInt = 0
     """steps between evaluations on held-out questions; 0: never"""
     evaluate_first: bool = False

@@ -37,6 +37,7 @@ from pixelis.config.run import RunConfig
 from pixelis.config.serve import ServeConfig
 from pixelis.config.sft import SftConfig
 from pixelis.config.synthesis import SynthesisConfig
+from pixelis.config.teacher import STUDENT, VERSION
 from pixelis.config.telemetry import TelemetryConfig
 from pixelis.config.toolbox import ToolboxConfig
 from pixelis.config.ttrl import TtrlConfig
@@ -127,6 +128,12 @@ class Config(Section):
     """Ray cluster: address, resources"""
 
     @property
+    def labelled(self) -> list[str]:
+        """Keys that let a true answer influence training, in any phase of a curriculum."""
+        rewards = self.rewards.labelled if self.rft.teacher.rewards else []
+        return [*rewards, *(["rft.teacher.context"] if self.rft.teacher.labelled else [])]
+
+    @property
     def needs_embedder(self) -> bool:
         """Whether episodes are embedded, for rewards or to cluster the questions of an evaluation."""
         return self.rewards.needs_states or self.evaluate.clusters > 0
@@ -145,7 +152,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         checks = (
-            *(self._folders, self._lengths, self._rft, self._sampling),
+            *(self._folders, self._lengths, self._rft, self._teacher, self._sampling),
             *(self._quantization, self._colocation, self._versions),
         )
         problems = [problem for check in checks for problem in check()] + self.learner.problems()
@@ -189,12 +196,23 @@ class Config(Section):
             yield "rft.replay keeps advantages, which rft.loss.kl_in=reward makes depend on the weights"
         if r.advantage.baseline == "critic" and self.learner.sequence_parallel > 1:
             yield "rft.advantage.baseline=critic sees whole rows: set learner.sequence_parallel=1"
-        if r.advantage.min_group > r.group_size:
+        if r.advantage.min_group > r.group_size and r.teacher.rewards:
             yield f"rft.advantage.min_group {r.advantage.min_group} is above rft.group_size {r.group_size}"
         if r.advantage.baseline == "pass_at_k" and r.advantage.k >= r.group_size:
             yield f"rft.advantage.k {r.advantage.k} is not below rft.group_size {r.group_size}"
         if r.filter.key not in (keys := ["none", "reward", *self.rewards.computed, *self.rewards.own]):
             yield f"rft.filter.key {r.filter.key} has no weight: name one of {', '.join(keys)}"
+
+    def _teacher(self) -> Iterator[str]:
+        r = self.rft
+        if r.teacher.names and r.sampling.top_p < 1:
+            yield f"rft.sampling.top_p {r.sampling.top_p} counts as divergence from rft.teacher: set it to 1"
+        if r.teacher.rewards:
+            return
+        if r.advantage.baseline == "critic" or r.loss.kl_in == "reward":
+            yield "rft.teacher.rewards=false leaves no reward for a critic or rft.loss.kl_in=reward"
+        if r.filter.key != "none" or r.replay.capacity:
+            yield "rft.teacher.rewards=false leaves rft.filter and rft.replay no advantage to choose by"
 
     def _sampling(self) -> Iterator[str]:
         """What the engines cannot sample, or the learner would take for another distribution."""
@@ -275,6 +293,8 @@ class Config(Section):
     def hub_models(self) -> dict[str, str]:
         """The models of the Hugging Face Hub by key."""
         names = {key: operator.attrgetter(key)(self) or "" for key in MODELS}
+        names["rft.teacher.model"] = self.rft.teacher.model or ""
+        names |= {f"rft.teacher.by_task.{task}": name for task, name in self.rft.teacher.by_task.items()}
         return {key: name for key, name in names.items() if is_hub_id(name)}
 
     @property
@@ -332,7 +352,15 @@ def absolute(config: Config) -> Config:
     local = set(PATHS) - config.hub_models.keys()
     paths = {key: path for key in PATHS if key in local and (path := operator.attrgetter(key)(config))}
     sets = {name: _absolute(source) for name, source in config.evaluate.sets.items()}
-    return config.changed({key: _absolute(path) for key, path in paths.items()} | {"evaluate.sets": sets})
+    teacher = config.rft.teacher
+    by_task = {task: _absolute_teacher(name) for task, name in teacher.by_task.items()}
+    model = teacher.model and _absolute_teacher(teacher.model)
+    others = {"evaluate.sets": sets, "rft.teacher.by_task": by_task, "rft.teacher.model": model}
+    return config.changed({key: _absolute(path) for key, path in paths.items()} | others)
+
+
+def _absolute_teacher(name: str) -> str:
+    return name if name == STUDENT or VERSION.fullmatch(name) or is_hub_id(name) else _absolute(name)
 
 
 def _absolute(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from pixelis.datasets.cards import (
 )
 from pixelis.datasets.corruptions import Corruption, corruption_of
 from pixelis.datasets.source_options import parse_options, whole_option
+from pixelis.dialogue.privileged import EVIDENCE
 from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Question
 
@@ -38,8 +40,8 @@ def read(source: str, seed: int | None, start: int, count: int, epochs: int | No
 
 
 def read_demonstrations(source: str, count: int, seed: int, direct_share: float) -> list[Demonstration]:
-    options = _options(source, "aim")
-    shares = _shares(source, options, "aim", "follow_up", "clips", "crops")
+    options = _options(source, "aim", "hints")
+    shares = _shares(source, options, "aim", "hints", "follow_up", "clips", "crops")
     split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed)
     rows = demonstration_rows(split, count, seed, direct_share, sizes=options.get("sizes", ""), **shares)
     return [Demonstration.model_validate(row) for row in rows]
@@ -72,17 +74,23 @@ def demonstration_rows(
     clips: float = 0.0,
     crops: float = 0.0,
     sizes: str = "",
+    hints: float = 0.0,
 ) -> Iterator[dict]:
     """Rows with ``turns``: select the frame of a clip, zoom in, answer; ``direct_share`` answer at once.
 
     Boxes miss the card's centre by up to a grid step plus ``aim``: far misses teach zooming without locating.
+    In a share of ``hints`` the user says where to look, as to a teacher (`rft.teacher.context=evidence`), and
+    the assistant looks there.
     """
-    _check_shares(aim=aim, direct_share=direct_share)
+    _check_shares(aim=aim, direct_share=direct_share, hints=hints)
     for index in range(count):
         row = question_row(split, seed, index, follow_up=follow_up, clips=clips, crops=crops, sizes=sizes)
         row["turns"] = [{"answer": row["answers"][0]}]
         rng = draws(split, seed, index, 2)
-        if rng.random() >= direct_share and not row["meta"].get("seen"):
+        is_single = len(row["media"]) == 1 and "second" not in row["meta"]
+        hint_rng = draws(split, seed, index, 9)
+        is_hinted = hint_rng.random() < hints and is_single
+        if (rng.random() >= direct_share or is_hinted) and not row["meta"].get("seen"):
             card = scene_of(split, seed, index, sizes=sizes).target
             move_x, move_y = (rng.uniform(-0.008, 0.008, 2) + aim * rng.uniform(-1, 1, 2)).tolist()
             box = list(zoom_box(card, (move_x, move_y)))
@@ -95,7 +103,21 @@ def demonstration_rows(
                 select = {"think": "Find the picture", "op": "select_frames", "target": "vid0"}
                 calls.insert(0, {**select, "frames": frames})
             row["turns"] = calls + row["turns"]
+            if is_hinted:
+                _hint(row, box, with_crop=bool(hint_rng.random() < 0.5))
         yield row
+
+
+def _hint(row: dict[str, Any], box: list[float], with_crop: bool) -> None:
+    """Add to the question where to look: the call that follows and its crop, or the digit's box alone."""
+    where = box if with_crop else row["meta"]["expected_calls"][0]["box"]
+    call = {"name": "zoom_in", "arguments": {"bbox_2d": [round(1000 * at) for at in where]}}
+    text = EVIDENCE.format(json.dumps(call, separators=(",", ":")))
+    row["question"] += text
+    if with_crop:
+        crop = ",".join(str(round(at * PICTURE)) for at in box)
+        row["media"].append({"id": "img1", "uri": f"{row['media'][0]['uri']}&crop={crop}"})
+        row["question"] = f"<image>{row['question']}<image>"
 
 
 def question_row(

@@ -271,7 +271,7 @@ def scene_of(split: str, seed: int, index: int, shift: str = "", second: int = 0
         )
     background, mirrored = _floats(rng.random(3)), bool(rng.random() < 0.5)
     if sizes:
-        cards = _enlarged(cards, check_sizes(sizes), draws(split, seed, index, 9))
+        cards = _enlarged(cards, check_sizes(sizes), draws(split, seed, index, 10))
     for n, card in enumerate(cards) if second else ():  # the digits of all seconds differ
         later_rng = draws(split, seed, index, 4, n)
         digit = [int(other) for other in later_rng.permutation(10) if other != card.digit][second - 1]

@@ -23,8 +23,8 @@ MASKED = (
     "completion",
 )
 REMOVED = ("answers", "annotations")
-META = ("options", "system", "weight")
-"""Keys of ``meta`` that belong to the question; all others may repeat the truth."""
+META = ("options", "system", "weight", "feedback")
+"""Keys of ``meta`` that belong to the question, or are a user's words; all others may repeat the truth."""
 _CHOICES = frozenset({"math", "exact", "pixel_reasoner"})
 """Scorers of answers that are no letters: without the answer, a question with options is a choice."""
 

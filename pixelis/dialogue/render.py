@@ -224,6 +224,23 @@ class Renderer:
         """A user's further message after the policy's turn, or after observations if it is not the ``first``."""
         return self._exchange(text, views, tools, self.system, before=self._after_stop if first else ())
 
+    def continued(self, prompt: Turn, text: str, views: Sequence[ImageView]) -> Turn | None:
+        """The last turn of a prompt with further text and views where the user ends; None if it ends otherwise."""
+        end = self._encode([*self._closers["user"], *self._policy_opener])
+        start = len(prompt.tokens) - len(end)
+        if prompt.tokens[start:] != end:
+            return None
+        tokens = [*prompt.tokens[:start], *self._encode([text, *views]), *end]
+        images = [*prompt.images, *(view.id for view in views)]
+        return prompt.model_copy(
+            update={"text": prompt.text + _clean(text), "tokens": tokens, "images": images}
+        )
+
+    def call_text(self, action: Action, images: Sequence[ImageView]) -> str:
+        """How the policy writes a call, without tags. OperationError if the dialect cannot express it."""
+        pieces = self.dialect.render(action, self._scale(images))
+        return "".join(piece for piece in pieces if not isinstance(piece, Tag))
+
     def reply(self, text: str, calls: Sequence[Action], images: Sequence[ImageView]) -> Turn:
         """What a client puts in the place of a policy turn after the views ``images``: an answer, or calls."""
         if not calls:

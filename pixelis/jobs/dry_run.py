@@ -206,7 +206,7 @@ def _probed(
     config: Config, max_bad_rows: float | None, source: str, player: Player | None = None
 ) -> Iterator[Question]:
     """The questions of a source; the first `data.probe_rows` were shown to the model."""
-    on_labels = None if config.rewards.labelled else drop_labels
+    on_labels = None if config.labelled else drop_labels
     rows = read_questions(
         source, seed=0, epochs=1, max_bad_rows=max_bad_rows, shuffle_rows=PROBE_ROWS, on_labels=on_labels
     )

@@ -37,12 +37,14 @@ SHOWN = (
     "rollout/calls",
     "rollout/seconds",
     "learner/seconds",
+    "teacher/seconds",
 )
 
 
 def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool] = lambda: False) -> Path:
     """Train to ``rft.steps`` or until ``should_stop``, polled every second; returns the last checkpoint."""
-    source = RolloutSource(config, actors.coordinator, publisher_for(config, actors.store, "rft"))
+    publisher = publisher_for(config, actors.store, "rft")
+    source = RolloutSource(config, actors.coordinator, publisher, actors.teachers)
     critic = config.rft.critic if config.rft.advantage.baseline == "critic" else None
     train_job = TrainJob(
         config, source, loss=config.rft.loss, temperature=config.rft.sampling.temperature, critic=critic
@@ -72,7 +74,7 @@ def checked(config: Config) -> Config:
     """
     if config.rft.agent not in (None, HTTP):
         load_agent(config.rft.agent)
-    if config.rft.filter.key in LABELLED and not config.rewards.labelled:
+    if config.rft.filter.key in LABELLED and not config.labelled:
         raise BadConfig(
             f"rft.filter.key={config.rft.filter.key} needs true answers, which no reward uses",
             fix="set rft.filter.key=majority_vote or none, or reward them (rewards.weights.accuracy)",
@@ -85,7 +87,7 @@ def with_steps(config: Config) -> Config:
     rft = config.rft
     if not rft.epochs:
         return config
-    on_labels = None if config.rewards.labelled else drop_labels
+    on_labels = None if config.labelled else drop_labels
     questions = count_questions(config.data.train, config.data.limit, config.data.max_bad_rows, on_labels)
     steps = math.ceil(rft.epochs * questions / rft.prompts_per_step)
     print(f"rft.epochs={rft.epochs:g}: {steps} steps of {rft.prompts_per_step} from {questions} questions")

@@ -65,7 +65,7 @@ def evaluate_questions(
 
 def require_unlabelled(config: Config) -> Config:
     """The configuration; BadConfig if one of its rewards uses the true answer in any phase."""
-    if labelled := config.rewards.labelled:
+    if labelled := config.labelled:
         raise BadConfig(
             f"{labelled[0]} may use true answers, which TTRL lacks",
             fix="use rewards.preset=ttrl without such terms, or `pixelis rft`",

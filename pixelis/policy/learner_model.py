@@ -24,8 +24,8 @@ from pixelis.policy.log_probs import PolicyModule, ReferenceStates
 from pixelis.policy.lora import add_lora, lora_parameters
 from pixelis.policy.model import default_device, load_model, pick_dtype
 from pixelis.policy.model_path import fingerprint, resolve
-from pixelis.policy.packing import PackedBatch, collate, pack_samples
-from pixelis.policy.samples import TrainSample, unusable
+from pixelis.policy.packing import PackedBatch, collate, usable_bins
+from pixelis.policy.samples import TrainSample
 from pixelis.policy.sequence_parallel import SequenceGroup
 
 
@@ -107,6 +107,23 @@ class LearnerModel:
             weights = {**weights, **{name: values for name, values in own.items() if name in lacking}}
         self.zero.set_weights(weights)
 
+    def shards_of(self, adapter: Adapter | None) -> Shards:
+        """What `zero.using` needs to compute with other weights (None: the base model); the current ones stay."""
+        own = self.zero.weights()
+        if adapter is not None:
+            self.check(adapter)
+            self.set(adapter)
+        elif self.policy.full:
+            raise BadConfig(
+                "full-parameter training does not keep the weights of the base model",
+                fix="name the base model's folder as rft.teacher.model",
+            )
+        else:
+            self.zero.set_weights(without_change(own))
+        shards = self.zero.shards()
+        self.zero.set_weights(own)
+        return shards
+
     def empty_batch(self) -> PackedBatch:
         tokens, mask = np.asarray([self.spec.stop] * 2, dtype=np.int64), np.asarray([False, True])
         sample = TrainSample(tokens, mask, np.zeros(2, dtype=np.float32), 0.0, [])
@@ -153,16 +170,13 @@ class LearnerModel:
         self, samples: Sequence[TrainSample], read: Callable[[Tensor], Tensor]
     ) -> list[np.ndarray]:
         out: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(samples)
-        usable = [i for i, s in enumerate(samples) if unusable(s, self.spec, self.learner.row_tokens) is None]
-        capacity = self.learner.rows * self.learner.row_tokens
-        bins = pack_samples([samples[i] for i in usable], self.spec, capacity, self.shares_prompts)
+        bins = usable_bins(samples, self.spec, self.learner, self.shares_prompts)
         # A ZeRO-3 forward pass gathers parameters, so workers with fewer batches must take part in all
         # passes.
         passes = (
             int(sum_over_workers([float(len(bins))], largest=1)[0]) if self.zero.stage == 3 else len(bins)
         )
-        for bin_ in bins:
-            members = [usable[i] for i in bin_]
+        for members in bins:
             batch = self.collate([samples[i] for i in members]).to(self.device)
             new, *_ = self.zero.engine.module(batch, self._view_features(batch))
             sizes = [samples[i].policy_tokens for i in members]

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from pixelis.errors import DataFailure
 from pixelis.families.attention import Runs, Segments
+from pixelis.policy.samples import unusable
 
 if TYPE_CHECKING:
+    from pixelis.config import LearnerConfig
     from pixelis.families.family import ModelSpec
     from pixelis.policy.samples import TrainSample
 
@@ -106,6 +108,15 @@ def pack_samples(
     return pack(
         [len(s.tokens) for s in samples], capacity, [prompt_of(s, spec) for s in samples] if share else None
     )
+
+
+def usable_bins(
+    samples: Sequence[TrainSample], spec: ModelSpec, learner: LearnerConfig, share: bool
+) -> list[list[int]]:
+    """Bins of a learner's rows, as indices of the samples that are usable."""
+    usable = [i for i, s in enumerate(samples) if unusable(s, spec, learner.row_tokens) is None]
+    bins = pack_samples([samples[i] for i in usable], spec, learner.rows * learner.row_tokens, share)
+    return [[usable[i] for i in bin_] for bin_ in bins]
 
 
 def collate(samples: Sequence[TrainSample], spec: ModelSpec, share: bool = False) -> PackedBatch:

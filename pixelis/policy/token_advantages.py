@@ -85,28 +85,59 @@ def assign_token_advantages(
         rows = whitened(rows, settings.eps, total)
     for sample, row in zip(chosen, rows, strict=True):
         sample.token_advantages = row.astype(np.float32)
-    flat = np.concatenate(rows) if rows else np.zeros(0)
+    metrics = _spread(rows, total)
     kl = np.concatenate(penalties) if in_reward and penalties else np.zeros(0)
-    largest, smallest, size, count, divergence, kl_tokens = total(
+    divergence, kl_tokens = total([float(kl.sum(dtype=np.float64)), float(len(kl))])
+    if in_reward and kl_tokens:
+        metrics["policy/kl_in_reward"] = divergence / kl_tokens
+        trainer.rft.adapt_kl(divergence / kl_tokens)
+    return metrics | _critic_metrics(chosen, total)
+
+
+def add_teacher_advantages(
+    samples: Sequence[TrainSample],
+    teacher: Sequence[Tokens | None],
+    weight: float,
+    total: Callable[..., list[float]],
+) -> dict[str, float]:
+    """Add weight * (log p_teacher - log p_behaviour) to the advantage of each policy token.
+
+    In expectation over the policy's own tokens this is the gradient of its reverse KL to the teacher at each
+    token (GKD, arXiv 2306.13649; Thinking Machines, "On-policy distillation", 2025). teacher: its
+    log-probabilities of each sample's policy tokens; None leaves the sample's advantage as it is.
+    """
+    rows, gaps = [], [np.zeros(0)]
+    for sample, log_probs in zip(samples, teacher, strict=True):
+        row = np.full(sample.policy_tokens, sample.advantage, np.float64)
+        if sample.token_advantages is not None:
+            row = sample.token_advantages.astype(np.float64)
+        if log_probs is not None:
+            gaps.append(log_probs.astype(np.float64) - sample.log_probs[sample.mask])
+            row = row + weight * gaps[-1]
+        sample.token_advantages = row.astype(np.float32)
+        rows.append(row)
+    gap = np.concatenate(gaps)
+    difference, tokens = total([float(gap.sum()), float(len(gap))])
+    return _spread(rows, total) | {"teacher/kl": -difference / max(tokens, 1.0)}
+
+
+def _spread(rows: Sequence[np.ndarray], total: Callable[..., list[float]]) -> dict[str, float]:
+    """Extremes and mean size of the advantages of all workers' tokens."""
+    flat = np.concatenate(rows) if rows else np.zeros(0)
+    largest, smallest, size, count = total(
         [
             float(flat.max(initial=0.0)),
             float((-flat).max(initial=0.0)),
             float(np.abs(flat).sum()),
             float(len(flat)),
-            float(kl.sum(dtype=np.float64)),
-            float(len(kl)),
         ],
         largest=2,
     )
-    metrics = {
+    return {
         "advantage/max": largest,
         "advantage/min": -smallest,
         "advantage/abs_mean": size / count if count else 0.0,
     }
-    if in_reward and kl_tokens:
-        metrics["policy/kl_in_reward"] = divergence / kl_tokens
-        trainer.rft.adapt_kl(divergence / kl_tokens)
-    return metrics | _critic_metrics(chosen, total)
 
 
 def _critic_metrics(

@@ -27,6 +27,7 @@ NAMES.remove("service_load")  # the load generator, which `service` starts
 REQUIREMENTS = {"grpo_step": "trl"}
 LONG = {"async_overlap", "capabilities", "conversation", "coordinator", "curriculum", "data_stream"}
 LONG |= {
+    "distillation",
     "every_preset",
     "forgetting",
     "gpu",
@@ -39,7 +40,7 @@ LONG |= {
 LONG |= {"rank_recovery", "robustness", "service", "soak", "vote_learning"}
 LONG |= {"actor_overhead", "agent_online", "cluster_model", "outside_agent", "refinement", "weight_transfer"}
 """Benchmarks whose smoke run takes long, most of it to start jobs, models or actors."""
-OWN_PROCESS = {"learning_trap", "memory"}
+OWN_PROCESS = {"distillation", "learning_trap", "memory"}
 """Benchmarks that end their connection to Ray, or fork, which is unsafe in a process with Ray's threads."""
 
 

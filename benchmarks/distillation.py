@@ -1,0 +1,141 @@
+"""On-policy distillation against plain rewards, with the embedded model.
+
+    python -m benchmarks.distillation [--parts better sparse] [--seeds 42 43 44] [--dir runs/distillation]
+
+`better`: a teacher that knows more. GRPO trains an SFT policy (70 % of its demonstrations answer without a
+look) for 40 steps; from the same SFT policy another run distils that result for 20 steps on other questions,
+without rewards. `sparse`: a teacher that sees more. The start is an SFT policy that hardly ever looks; half of
+its demonstrations have the evidence in the user's turn, so that it can read that. From it go on: GRPO, and
+self-teachers with `context=evidence`, which are the start itself (`version:0`), without and beside rewards, or
+have the current weights (`policy`). All evaluate greedily on held-out questions as they go. Appends one JSON
+line for each arm and seed to DIR/rows.jsonl when it is there. What is finished is not repeated, so an
+interrupted benchmark can be restarted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import keep_arguments, machine, parse_args
+from pixelis.config import Config, absolute, load
+from pixelis.jobs import rft, sft
+from pixelis.jobs.driver import driver
+from pixelis.policy import checkpoint
+from pixelis.telemetry import events
+
+STARTS = {
+    "better": ["data.demonstrations=cards:?split=train", "data.direct_share=0.7"],
+    "sparse": ["data.demonstrations=cards:?split=train&hints=0.5", "data.direct_share=0.99"],
+}
+"""Demonstrations of each part's initial policy."""
+REWARDS = ["rewards.weights.accuracy=1.0", "rewards.weights.format=0.1", "rewards.weights.curiosity=0"]
+METRICS = (
+    "train/accuracy",
+    "rollout/rapr",
+    "teacher/kl",
+    "teacher/seconds",
+    "learner/seconds",
+    "rollout/seconds",
+)
+"""Of the steps, in the rows."""
+
+
+def config_of(folder: Path, seed: int, *overrides: str) -> Config:
+    shared = ["telemetry.rollouts=0", "telemetry.trajectories=0", "data.evaluate=cards:?split=test&seed=7"]
+    shared += ["cluster.placement_timeout_s=900"]  # on a busy machine
+    keys = [f"run.dir={folder}", f"run.seed={seed}", *shared, *overrides]
+    return absolute(load("configs/nano/base.yaml", keys))
+
+
+def initial_policy(folder: Path, part: str, seed: int, args: argparse.Namespace) -> Path:
+    """The checkpoint of the SFT policy that the runs start from; train it unless it exists."""
+    keys = [f"sft.steps={args.sft_steps}", "learner.lr=2e-3", "learner.schedule=cosine", *STARTS[part]]
+    return checkpoint.latest(folder) or sft.run(config_of(folder, seed, *keys))
+
+
+def arms_of(part: str, folder: Path, seed: int, args: argparse.Namespace) -> dict[str, list[str]]:
+    """Overrides of the arms of a part, in the order in which they run."""
+    fresh = f"data.train=cards:?split=train&seed={seed + 1000}"
+    if part == "better":
+        teacher = f"rft.teacher.model={folder / 'grpo' / 'checkpoints' / f'step_{args.grpo_steps:08d}'}"
+        return {
+            "grpo": [*REWARDS, f"rft.steps={args.grpo_steps}"],
+            "distilled": [teacher, "rft.teacher.rewards=false", fresh, f"rft.steps={args.grpo_steps // 2}"],
+        }
+    steps, alone = f"rft.steps={args.sparse_steps}", "rft.teacher.rewards=false"
+    shown = ["rft.teacher.context=evidence", steps]
+    return {
+        "evidence": [*shown, alone, "rft.teacher.model=version:0"],
+        "evidence-current": [*shown, alone, "rft.teacher.model=policy"],
+        "evidence+rewards": [*shown, *REWARDS, "rft.teacher.model=version:0"],
+        "grpo": [*REWARDS, steps],
+    }
+
+
+def run(folder: Path, adapter: Path, seed: int, keys: list[str], args: argparse.Namespace) -> dict[str, Any]:
+    """Train one arm; returns its held-out accuracy by step and its metrics by step."""
+    shared = [
+        f"policy.adapter={adapter}",
+        f"rft.prompts_per_step={args.questions_per_step}",
+        "rft.group_size=8",
+        "learner.lr=1e-3",
+        "learner.checkpoint_every=5",
+        "rft.evaluate_first=true",
+        f"rft.evaluate_every={args.every}",
+        f"evaluate.questions={args.questions}",
+    ]
+    started = time.monotonic()
+    rft.start(config_of(folder, seed, *shared, *keys))
+    steps = events.read(folder, "step/policy")
+    evaluations = events.read(folder, "evaluation")
+    return {
+        "accuracy": {row["step"]: row["evaluate/accuracy"] for row in evaluations},
+        "rapr": {row["step"]: row["evaluate/rapr"] for row in evaluations},
+        "steps": {name: [round(row[name], 4) for row in steps if name in row] for name in METRICS},
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parts", nargs="+", choices=list(STARTS), default=list(STARTS))
+    parser.add_argument("--arms", nargs="+", help="only these arms; default: all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
+    parser.add_argument("--sft-steps", type=int, default=150)
+    parser.add_argument("--grpo-steps", type=int, default=40)
+    parser.add_argument("--sparse-steps", type=int, default=20)
+    parser.add_argument("--questions-per-step", type=int, default=16)
+    parser.add_argument("--questions", type=int, default=150, help="held-out questions of each evaluation")
+    parser.add_argument("--every", type=int, default=5, help="steps between evaluations")
+    parser.add_argument("--dir", type=Path, default=Path("runs/distillation"))
+    smoke = {"sft_steps": 1, "grpo_steps": 2, "sparse_steps": 1, "questions_per_step": 2, "questions": 2}
+    args = parse_args(parser, **smoke, seeds=[42], every=1)
+    folder = args.dir.absolute()
+    keep_arguments(folder, args, "seeds", "parts", "arms")
+    path = folder / "rows.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    done = {(row["part"], row["arm"], row["seed"]) for row in rows}
+    with driver("distillation"):
+        for seed in args.seeds:
+            for part in args.parts:
+                place = folder / part / f"seed_{seed}"
+                for arm, keys in arms_of(part, place, seed, args).items():
+                    if (part, arm, seed) in done or (args.arms and arm not in args.arms):
+                        continue
+                    adapter = initial_policy(place / "sft", part, seed, args)
+                    result = run(place / arm, adapter, seed, keys, args)
+                    row = {"part": part, "arm": arm, "seed": seed, **result, "machine": machine()}
+                    with path.open("a", encoding="utf-8") as lines:
+                        lines.write(json.dumps(row) + "\n")
+                    print(f"{part} {arm} {seed}: accuracy {row['accuracy']}, looks {row['rapr']}")
+
+
+if __name__ == "__main__":
+    main()
