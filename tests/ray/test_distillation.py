@@ -18,7 +18,7 @@ RUN = (
 )
 
 
-@pytest.mark.parametrize("context", ["answer", "feedback"])
+@pytest.mark.parametrize("context", ["answer", pytest.param("feedback", marks=pytest.mark.long)])
 def test_a_self_teacher_with_more_to_see_teaches_without_rewards(
     context: str,
     ray_cluster: None,
