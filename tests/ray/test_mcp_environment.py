@@ -52,6 +52,7 @@ def exists(pid: int) -> bool:
         return False
 
 
+@pytest.mark.long  # tests/unit/operations/test_mcp_environment.py: servers that answer, hang and die
 def test_episodes_with_an_mcp_server_end_alone_and_leave_no_process(
     mcp_pool: tuple[asyncio.Runner, ToolboxPool],
 ) -> None:
