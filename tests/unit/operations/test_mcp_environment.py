@@ -87,7 +87,7 @@ def test_tools_are_actions_and_each_episode_has_a_session(pictures: type[Environ
 
 
 def test_a_server_that_hangs_ends_its_episode_by_name() -> None:
-    environment, _ = start(kind(f"mcp:{sys.executable} {SERVER}", timeout_s=16.0), QUESTION, {}, 0)
+    environment, _ = start(kind(f"mcp:{sys.executable} {SERVER}", timeout_s=30.0), QUESTION, {}, 0)
     with closing(environment):
         pid = int(call(environment, "fail", how="pid").text)
         with pytest.raises(InfraFailure) as late:
