@@ -100,7 +100,7 @@ class Service:
         return episode["base_url"], episode["id"]
 
     def trajectory(self, id: str) -> Trajectory:
-        read = self.actor.__ray_call__.remote(lambda self, id: self.episodes.by_id[id].lines, id)
+        read = self.actor.__ray_call__.remote(lambda self, id: self.by_id[id].lines, id)
         return ray.get(read, timeout=30)["main"].trajectory
 
 
