@@ -132,12 +132,13 @@ def by_majority(votes: Sequence[Ballot]) -> Elected:
 
 
 def by_weight(votes: Sequence[Ballot]) -> Elected:
-    """The answer of the largest weight; confidence is its share x ``agreement_factor``."""
+    """The answer of the largest weight; confidence is its share x ``agreement_factor``, the lower one when tied."""
     weights, total = _weights(votes), math.fsum(v.weight for v in votes)
     if not weights:
         return NO_ELECTION
     best = _best(weights)
-    share = sum(v.key == best[0] for v in votes) / len(votes)
+    counts = Counter(v.key for v in votes)
+    share = min(counts[key] for key in best) / len(votes)
     return Elected(best, _unit(weights[best[0]] / total) * agreement_factor(share) if total else 0.0)
 
 

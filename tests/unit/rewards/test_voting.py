@@ -266,6 +266,15 @@ def test_verdicts_are_valid_and_clear_ones_do_not_depend_on_order(
         assert (verdict_again.confidence, verdict_again.reason) == (pytest.approx(verdict.confidence), "")
 
 
+def test_a_tie_of_weights_inside_an_ensemble_has_one_confidence_in_any_order() -> None:
+    trajectories = samples(("7", 0.0), ("8", 0.0), ("7", 0.0), ("7", 1.0), ("8", 1.0))
+    there, back = (
+        vote(order, [], voting("ensemble"), QUESTION, NOW) for order in (trajectories, trajectories[::-1])
+    )
+    assert there.answer == back.answer == "7"
+    assert there.confidence == pytest.approx(back.confidence)
+
+
 @given(ANSWERED, st.floats(0.05, 1))
 def test_equal_weights_make_weighted_a_majority(answered: list[Answered], weight: float) -> None:
     trajectories = samples(*((answer, weight) for answer, _ in answered))
