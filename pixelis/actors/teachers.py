@@ -87,12 +87,12 @@ class Teachers:
         """Add the teachers' advantages to the samples of these episodes; returns metrics of all workers."""
         started = time.perf_counter()
         log_probs: list[np.ndarray | None] = [None] * len(samples)
-        asked = 0
+        requests = 0
         for name in self.settings.names:
             places = [
                 i for i, (g, _, _) in enumerate(episodes) if self.settings.of_task(g.question.task) == name
             ]
-            asked += len(places)
+            requests += len(places)
             shown = {
                 i: sample for i in places if (sample := self._shown(episodes[i], samples[i])) is not None
             }
@@ -103,7 +103,7 @@ class Teachers:
         total = self.trainer.model.sequence.sum
         metrics = add_teacher_advantages(samples, log_probs, self.settings.weight, total)
         scored = sum(values is not None for values in log_probs)
-        missing, of = total([float(asked - scored), float(asked)])
+        missing, of = total([float(requests - scored), float(requests)])
         metrics["teacher/unscored"] = missing / max(of, 1.0)
         return metrics | {"teacher/seconds": time.perf_counter() - started}
 

@@ -171,7 +171,7 @@ async def run_episode(
     finally:
         try:
             session.close()
-        except Exception:
+        except Exception:  # the episode is complete without it
             log.warning("session of episode %s did not close", trajectory.id, exc_info=True)
     if trajectory.stop_reason is not StopReason.ANSWER:
         trajectory.answer = None

@@ -50,8 +50,8 @@ def run(config: Config) -> dict[str, Any]:
     with run_folder(config, config.data.train) as folder:
         for name in (FILE, "summary.json"):  # results of another configuration must not remain
             (folder / name).unlink(missing_ok=True)
-        asked = questions(config)
-        episodes = Episodes(config, folder, asked, s.episodes, glance=True, hint=s.hint, whole=True)
+        rows = questions(config)
+        episodes = Episodes(config, folder, rows, s.episodes, glance=True, hint=s.hint, whole=True)
         play(episodes)
         services = Services(config.rewards, folder)
         try:
