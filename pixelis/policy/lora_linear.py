@@ -10,12 +10,15 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from peft.tuners import lora
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from pixelis.families.quick_imports import quick_imports
 from pixelis.policy.quantization import dense
+
+with quick_imports():
+    from peft.tuners import lora
 
 ADAPTER = "default"
 
