@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 NANO = ["dialogue.max_turn_tokens=24", "telemetry.progress=false", "distill.episodes=2", "data.limit=6"]
 
 
+@pytest.mark.long  # tests/unit/datasets: the reader, the threshold
 def test_an_exported_memory_is_played_once(ray_cluster: None, tmp_path: Path):
     """The base model writes no answers, so that no vote labels its questions: nothing is distilled."""
     picture, file = cards.render(card_questions.question_row("train", 1, 0)["media"][0]["uri"]), io.BytesIO()

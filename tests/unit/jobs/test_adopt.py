@@ -73,6 +73,8 @@ def without_values(model: nn.Module, *args: Any) -> dict[str, nn.Linear]:
     return {name: layer for name, layer in ADAPTED_LAYERS(model, *args).items() if "v_proj" not in name}
 
 
+OFTEN = ("qwen2", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+"""Families that are certified by every run of the tests; the tests of tests/unit/families read the others."""
 ADAPTED_LAYERS = lora.adapted_layers
 FAULTS = {
     "image tokens": "DOUBLES",
@@ -95,7 +97,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.long if name not in OFTEN else ()) for name in FAMILIES]
+)
 def test_a_family_passes(family: str, tmp_path: Path) -> None:
     tiny_model.make(tmp_path / "tiny", family)
     row = adopt.certificate(str(tmp_path / "tiny"))
