@@ -117,7 +117,7 @@ def _start(
     if config.needs_embedder:
         actors.embedder = spawn(Embedder, config, name=embedder, **inside(group, len(scorers)))
     for name, model in zip(names("teacher", len(teachers)), teachers, strict=True):
-        group = actors.groups[name] = reserve([teacher_bundle(config)], name=name)
+        group = actors.groups[name] = reserve([teacher_bundle(config, model)], name=name)
         actors.teachers[model] = spawn(Teacher, config, model, name=name, **inside(group))
     # Names: handle arguments are kept in the object store, where their loss can make a restart impossible.
     states = embedder if config.rewards.needs_states else None

@@ -23,6 +23,7 @@ from ray.util.placement_group import remove_placement_group as release
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pixelis.config import Config
+from pixelis.config.teacher import ADDRESS
 from pixelis.errors import BadConfig, InfraFailure
 
 Bundle = dict[str, float]
@@ -68,8 +69,9 @@ def embedder_bundle(config: Config) -> Bundle:
     return bundle(config.engine.cpus, 0 if config.engine.colocate else min(1.0, config.engine.gpus))
 
 
-def teacher_bundle(config: Config) -> Bundle:
-    return bundle(config.rft.teacher.cpus, config.rft.teacher.gpus)
+def teacher_bundle(config: Config, name: str) -> Bundle:
+    teacher = config.rft.teacher
+    return bundle(teacher.cpus, 0 if ADDRESS.fullmatch(name) else teacher.gpus)
 
 
 def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> list[Need]:
@@ -100,7 +102,8 @@ def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False
     if learns and config.evolution.enabled and canary.enabled:
         out.append(Need("canary with its toolboxes", 1, generator_bundles(config, canary.gpus)))
     if learner and rollouts and not online:
-        out.append(Need("teacher", len(config.rft.teacher.models), (teacher_bundle(config),)))
+        models = config.rft.teacher.models
+        out += [Need(f"teacher {name}", 1, (teacher_bundle(config, name),)) for name in models]
     if learner:
         out.append(Need("learner", config.learner.workers, (learner_bundle(config),)))
     return [need for need in out if need.count]

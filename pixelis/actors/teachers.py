@@ -1,7 +1,7 @@
 """Teachers of on-policy distillation, which score the student's own tokens.
 
 A teacher with the student's base model is a second set of weights of the learner's network, so no second model
-is in memory. Another model has an actor. Their samples are packed like the student's and share their prompts.
+is in memory. Another model or a server has an actor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ray.actor import ActorHandle
 from pixelis.actors.cluster import use_reserved_gpus
 from pixelis.actors.group_views import Views
 from pixelis.config import Config
-from pixelis.config.teacher import STUDENT, VERSION
+from pixelis.config.teacher import ADDRESS, STUDENT, VERSION
 from pixelis.dialogue.privileged import privileged
 from pixelis.dialogue.render import Renderer
 from pixelis.errors import BadConfig
@@ -38,17 +38,22 @@ Episode = tuple[Group, Views, Trajectory]
 
 @ray.remote(max_restarts=-1, max_task_retries=2)
 class Teacher:
-    """A teacher with another base model than the student's."""
+    """A teacher with another base model than the student's: a model, or the address of a server."""
 
-    def __init__(self, config: Config, model: str):
+    def __init__(self, config: Config, name: str):
         use_reserved_gpus()
         import torch
 
+        from pixelis.engines.teacher_server import TeacherServer
         from pixelis.policy.teacher_model import TeacherModel
 
         torch.set_num_threads(max(1, int(config.rft.teacher.cpus)))
         temperature = config.rft.sampling.temperature
-        self.model = TeacherModel(config.policy, config.learner, model, temperature)
+        self.model: TeacherModel | TeacherServer
+        if ADDRESS.fullmatch(name):
+            self.model = TeacherServer(config, name)
+        else:
+            self.model = TeacherModel(config.policy, config.learner, name, temperature)
 
     def health(self) -> str:
         return "ok"

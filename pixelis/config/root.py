@@ -37,7 +37,7 @@ from pixelis.config.run import RunConfig
 from pixelis.config.serve import ServeConfig
 from pixelis.config.sft import SftConfig
 from pixelis.config.synthesis import SynthesisConfig
-from pixelis.config.teacher import STUDENT, VERSION
+from pixelis.config.teacher import ADDRESS, STUDENT, VERSION
 from pixelis.config.telemetry import TelemetryConfig
 from pixelis.config.toolbox import ToolboxConfig
 from pixelis.config.ttrl import TtrlConfig
@@ -207,6 +207,8 @@ class Config(Section):
         r = self.rft
         if r.teacher.names and r.sampling.top_p < 1:
             yield f"rft.sampling.top_p {r.sampling.top_p} counts as divergence from rft.teacher: set it to 1"
+        if r.sampling.temperature != 1 and any(map(ADDRESS.fullmatch, r.teacher.names)):
+            yield f"rft.sampling.temperature {r.sampling.temperature}: servers of rft.teacher score at 1"
         if r.teacher.rewards:
             return
         if r.advantage.baseline == "critic" or r.loss.kl_in == "reward":

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from pixelis.config.base import Section
 from pixelis.config.references import is_hub_id
@@ -14,13 +14,14 @@ from pixelis.config.references import is_hub_id
 STUDENT = "policy"
 """The teacher that has the student's own, current weights."""
 VERSION = re.compile(r"version:(\d+)")
+ADDRESS = re.compile(r"https?://.+")
 
 
 class TeacherConfig(Section):
     model: str | None = None
     """teacher that scores the tokens of the rollouts: `policy` (the student's own weights), `version:N` of the
-    run, a run, checkpoint or PEFT folder of the same base model, or another model's folder or name with the
-    same tokenizer; null: none"""
+    run, a run, checkpoint or PEFT folder of the same base model, or another model with the same tokenizer: its
+    folder or name, or the address `http://HOST/v1` of `vllm serve MODEL --enable-scale-out`; null: none"""
     by_task: dict[str, str] = Field({})
     """other teachers for the questions of a task (Question.task)"""
     weight: PositiveFloat = 1.0
@@ -35,7 +36,13 @@ class TeacherConfig(Section):
     """GPUs that another model as teacher reserves, each in a process of its own; teachers of the same base
     model run in the learners"""
     cpus: NonNegativeFloat = 1.0
-    """CPUs that it reserves"""
+    """CPUs that it, or the client of a server, reserves"""
+    api_key_env: str = "PIXELIS_TEACHER_API_KEY"
+    """environment variable with the API key of servers; empty: no key is sent"""
+    timeout_s: PositiveFloat = 120.0
+    """timeout in seconds of a request to a server, which is repeated twice"""
+    concurrency: PositiveInt = 16
+    """concurrent requests to each server"""
 
     @property
     def names(self) -> list[str]:
@@ -44,7 +51,7 @@ class TeacherConfig(Section):
 
     @property
     def models(self) -> list[str]:
-        """The teachers with another base model than the student."""
+        """The teachers with another base model than the student, and the servers."""
         return [
             name for name in self.names if name != STUDENT and not VERSION.fullmatch(name) and _is_model(name)
         ]
@@ -65,11 +72,10 @@ class TeacherConfig(Section):
             raise ValueError(
                 "the teacher `policy` agrees with itself unless it sees more: set context, or another model"
             )
-        if address := next((name for name in self.names if "://" in name), None):
-            raise ValueError(f"{address}: a server cannot be a teacher: name a folder")
         return self
 
 
 def _is_model(name: str) -> bool:
     """Whether a name is of a model rather than of a run or a checkpoint."""
-    return name == "nano" or is_hub_id(name) or (Path(name) / "config.json").is_file()
+    is_address = ADDRESS.fullmatch(name) is not None
+    return is_address or name == "nano" or is_hub_id(name) or (Path(name) / "config.json").is_file()

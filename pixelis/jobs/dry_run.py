@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pixelis import hub
 from pixelis.actors.reservations import Need
 from pixelis.config import Config
+from pixelis.config.teacher import ADDRESS, STUDENT, VERSION
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.labels import drop_labels
@@ -134,6 +135,23 @@ def _read_quantization(_: str) -> None:
     from pixelis.policy import quantization
 
     quantization.check_installed()
+
+
+def teacher_inputs(config: Config) -> Iterator[Input]:
+    """The teachers of `rft.teacher`; servers are asked to score a few tokens."""
+    for name in config.rft.teacher.names:
+        yield Input("rft.teacher", name, functools.partial(_read_teacher, config))
+
+
+def _read_teacher(config: Config, name: str) -> None:
+    from pixelis.engines.teacher_server import TeacherServer
+
+    if ADDRESS.fullmatch(name):
+        TeacherServer(config, name).client.close()
+    elif name in config.rft.teacher.models:
+        load_spec(resolve(name), family=config.policy.family)
+    elif name != STUDENT and not VERSION.fullmatch(name):
+        load_adapter(name, lazily=True)
 
 
 def deepspeed_inputs(config: Config) -> Iterator[Input]:

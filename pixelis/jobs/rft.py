@@ -101,6 +101,7 @@ def needs(config: Config) -> list[reservations.Need]:
 def inputs(config: Config) -> Iterator[dry_run.Input]:
     player = dry_run.player_of(config)
     yield from dry_run.policy_inputs(config, trains=True)
+    yield from dry_run.teacher_inputs(config)
     yield dry_run.question_input(config, "data.train", config.data.train, player=player)
     if config.rft.evaluate_every or config.rft.evaluate_first:
         yield from dry_run.held_out_inputs(config, config.held_out, player)

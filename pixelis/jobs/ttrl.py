@@ -143,7 +143,7 @@ def check(config: Config) -> None:
     questions = dry_run.question_input(
         config, "data.train", config.data.train, player=dry_run.player_of(config)
     )
-    inputs = [*dry_run.policy_inputs(config, trains=True), questions]
+    inputs = [*dry_run.policy_inputs(config, trains=True), *dry_run.teacher_inputs(config), questions]
     dry_run.check("ttrl", config, inputs, findings(config))
 
 

@@ -22,6 +22,7 @@ from pixelis.errors import BadConfig, DataFailure
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Reply = TypeVar("Reply")
 TEMPERATURE_STEP = 0.2
 """Added with each try: at temperature 0 an invalid reply would repeat."""
 RETRIED = (408, 409, 425, 429)
@@ -129,7 +130,6 @@ class LlmClient:
         temperature: float = 0.0,
     ) -> T:
         """``ask`` for any endpoint; ``extract`` gets the text from a reply's body."""
-        s = self.settings
         key = hashlib.sha256(json.dumps([path, temperature, body, draw], sort_keys=True).encode()).hexdigest()
         with self._lock:
             row = self._store.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
@@ -140,6 +140,24 @@ class LlmClient:
                 return value
             except ValueError:
                 pass  # `read` accepts other replies than when this one was cached
+        text, value = self.request(path, body, extract, read, temperature)
+        try:
+            with self._lock, self._store:
+                self._store.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, text))
+        except sqlite3.Error as error:  # the run continues without the cache
+            log.warning("a reply of %s was not cached: %s", self.section, error)
+        return value
+
+    def request(
+        self,
+        path: str,
+        body: dict[str, Any],
+        extract: Callable[[bytes], Reply],
+        read: Callable[[Reply], T],
+        temperature: float | None = None,
+    ) -> tuple[Reply, T]:
+        """``post`` without the cache: what ``extract`` makes of a reply, and ``read`` of that."""
+        s = self.settings
         failure = DataFailure(f"{self.section}: no time for a request", code=f"{self.code}_timeout")
         with self._slots:
             deadline = time.monotonic() + s.total_timeout_s  # excludes the wait for a slot
@@ -151,24 +169,18 @@ class LlmClient:
                 ):
                     break
                 wait = min(0.25 * 2**attempt, 8.0) * random.uniform(0.75, 1.25)
-                request = {
-                    **body,
-                    "temperature": round(min(2.0, temperature + self.temperature_step * attempt), 3),
-                }
+                sampling = {}
+                if temperature is not None:
+                    sampling["temperature"] = round(
+                        min(2.0, temperature + self.temperature_step * attempt), 3
+                    )
                 try:
-                    text = self._reply(path, request, extract, min(s.timeout_s, left), wait)
-                    value = read(text)
+                    reply = self._reply(path, body | sampling, extract, min(s.timeout_s, left), wait)
+                    return reply, read(reply)
                 except ValueError as error:
                     failure, wait = DataFailure(f"{self.section}: {error}", code=f"{self.code}_rejected"), 0.0
                 except _Retry as retry:
                     failure, wait = retry.failure, retry.wait
-                else:
-                    try:
-                        with self._lock, self._store:
-                            self._store.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, text))
-                    except sqlite3.Error as error:  # the run continues without the cache
-                        log.warning("a reply of %s was not cached: %s", self.section, error)
-                    return value
                 self._count(failure.code)
                 if attempt + 1 < s.tries:
                     self.stopping.wait(max(0.0, min(wait, deadline - time.monotonic())))
@@ -181,8 +193,8 @@ class LlmClient:
             self._store.close()
 
     def _reply(
-        self, path: str, request: dict[str, Any], extract: Callable[[bytes], str], timeout: float, wait: float
-    ) -> str:
+        self, path: str, request: dict[str, Any], extract: Callable[[bytes], T], timeout: float, wait: float
+    ) -> T:
         def retry(cause: str, message: str, seconds: float) -> _Retry:
             return _Retry(DataFailure(f"{self.section} {message}", code=f"{self.code}_{cause}"), seconds)
 
