@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -27,21 +27,20 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 REFUSED = "teacher_refused"
-LEAST = -9999.0
-"""What vLLM writes for -inf, which JSON lacks."""
-LARGEST_SIDE = 10**5
-SERVE = (
-    "start it with `vllm serve MODEL --enable-scale-out` and a larger model of the student's family; "
-    "--mm-processor-kwargs may have to widen the pixels of its pictures"
+"""Code of what another try would not change; `LlmClient` has it for a refused request."""
+FIX = (
+    "run `vllm serve MODEL --enable-scale-out` with a larger model of the student's family, and "
+    "--mm-processor-kwargs if it resizes pictures"
 )
+LARGEST_SIDE = 10**5
 
 
 class TeacherServer:
     """Scores by `vllm serve`, from token ids and lossless pictures (its route /inference/v1/generate).
 
     Its log-probabilities are those of temperature 1 over all tokens. `TeacherModel` leaves out the tokens that
-    the policy cannot write: a difference that is equal for all tokens of a place, with the expected gradient 0.
-    Raises BadConfig for a server with other tokens than policy.model, or which resizes pictures.
+    the policy never writes: that difference is equal for all tokens of a place, so its expected gradient is 0.
+    Raises BadConfig for a server with another vocabulary than policy.model, or which resizes pictures.
     """
 
     def __init__(self, config: Config, url: str):
@@ -62,12 +61,11 @@ class TeacherServer:
             if self._post("detokenize", {"tokens": ids}, lambda reply: reply["prompt"]) != tokenizer.decode(
                 ids
             ):
-                raise DataFailure(f"its vocabulary is not that of {model}", code=REFUSED)
-            for sample in self._extremes(config.dialogue):
+                raise DataFailure(f"its vocabulary is not that of {model}")
+            for sample in self._probes(config.dialogue):
                 self.score(sample)
         except (BadConfig, DataFailure) as error:
-            message = f"the teacher {url} cannot score tokens of {model}: {error.message}"
-            raise BadConfig(message, fix=SERVE) from None
+            raise BadConfig(f"{url} cannot be a teacher: {error.message}", fix=FIX) from None
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """Log-probabilities of each sample's policy tokens; empty for a sample that cannot be scored.
@@ -87,18 +85,16 @@ class TeacherServer:
 
         scores = list(self.pool.map(score, samples))
         if refusals:
-            log.warning(
-                "rft.teacher scored all but %d of %d samples: %s", len(refusals), len(samples), refusals[0]
-            )
+            log.warning("%d of %d samples have no teacher: %s", len(refusals), len(samples), refusals[0])
         return scores
 
     def score(self, sample: TrainSample) -> np.ndarray:
-        """The scores of one sample. Raises DataFailure, with the code REFUSED if no other try can succeed."""
+        """The log-probabilities of one sample. Raises DataFailure."""
         if cause := unusable(sample, self.spec, self.row_tokens):
-            raise DataFailure(f"a sample is unusable: {cause}", code=REFUSED)
+            raise DataFailure(cause, code=REFUSED)
         family, tokens, places = self.spec.family, sample.tokens.tolist(), np.flatnonzero(sample.mask)
         pieces = [family.image_ids(self.spec, *view.shape[:2]) for view in sample.views]
-        body: dict[str, Any] = {
+        body = {
             "token_ids": collapse(tokens, pieces, family.vllm_image(self.spec)),
             "content_parts": [{"type": "image_url", "url": _data_url(view)} for view in sample.views],
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False},
@@ -112,27 +108,24 @@ class TeacherServer:
 
         if (values := self._post("inference/v1/generate", body, read)) is None:
             sizes = ", ".join(f"{view.shape[1]} x {view.shape[0]}" for view in sample.views)
-            raise DataFailure(f"it resizes a picture of {sizes} pixels", code=REFUSED)
-        return np.where(np.asarray(values) > LEAST, values, -np.inf).astype(np.float32)
+            raise DataFailure(f"it resizes pictures of {sizes} pixels", code=REFUSED)
+        return np.asarray(values, np.float32)
 
     def _post(self, path: str, body: dict[str, Any], read: Callable[[Any], T]) -> T:
-        return self.client.request(
-            path, body, lambda content: read(json.loads(content)), lambda value: value
-        )[0]
+        return self.client.request(path, body, lambda content: read(json.loads(content)), lambda value: value)
 
-    def _extremes(self, dialogue: DialogueConfig) -> list[TrainSample]:
+    def _probes(self, dialogue: DialogueConfig) -> Iterator[TrainSample]:
         """Samples with the smallest or largest picture of each budget that a row has room for."""
-        spec = self.spec
-        budgets = [PixelBudget.of(b) for b in (dialogue.input, dialogue.crop, dialogue.frame)]
-        used = [b for b in budgets if b.max_pixels >= spec.multiple**2]
-        sizes = {fitted_size(side, side, b, spec.multiple) for b in used for side in (1, LARGEST_SIDE)}
-        samples = list[TrainSample]()
-        for size in sorted(sizes) if spec.reads_images else ():
-            tokens = np.asarray([*spec.family.image_ids(spec, *size), spec.stop])
+        spec, shown = self.spec, set[tuple[int, int]]()
+        for settings in (dialogue.input, dialogue.crop, dialogue.frame) if spec.reads_images else ():
+            if (budget := PixelBudget.of(settings)).max_pixels >= spec.multiple**2:
+                shown |= {fitted_size(side, side, budget, spec.multiple) for side in (1, LARGEST_SIDE)}
+        for views in [[np.zeros((*size, 3), np.uint8)] for size in sorted(shown)] or [[]]:
+            pictures = [id for view in views for id in spec.family.image_ids(spec, *view.shape[:2])]
+            tokens = np.asarray([spec.stop, *pictures, spec.stop])
             mask = np.arange(len(tokens)) == len(tokens) - 1
-            views = [np.zeros((*size, 3), np.uint8)]
-            samples.append(TrainSample(tokens, mask, np.zeros(len(tokens), np.float32), 0.0, views))
-        return [sample for sample in samples if len(sample.tokens) <= self.row_tokens]
+            if len(tokens) <= self.row_tokens:
+                yield TrainSample(tokens, mask, np.zeros(len(tokens), np.float32), 0.0, views)
 
 
 def _data_url(view: np.ndarray) -> str:

@@ -140,7 +140,7 @@ class LlmClient:
                 return value
             except ValueError:
                 pass  # `read` accepts other replies than when this one was cached
-        text, value = self.request(path, body, extract, read, temperature)
+        text, value = self.request(path, body, extract, lambda text: (text, read(text)), temperature)
         try:
             with self._lock, self._store:
                 self._store.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, text))
@@ -155,8 +155,8 @@ class LlmClient:
         extract: Callable[[bytes], Reply],
         read: Callable[[Reply], T],
         temperature: float | None = None,
-    ) -> tuple[Reply, T]:
-        """``post`` without the cache: what ``extract`` makes of a reply, and ``read`` of that."""
+    ) -> T:
+        """``post`` without the cache; ``extract`` may get any value from a reply's body."""
         s = self.settings
         failure = DataFailure(f"{self.section}: no time for a request", code=f"{self.code}_timeout")
         with self._slots:
@@ -169,14 +169,11 @@ class LlmClient:
                 ):
                     break
                 wait = min(0.25 * 2**attempt, 8.0) * random.uniform(0.75, 1.25)
-                sampling = {}
                 if temperature is not None:
-                    sampling["temperature"] = round(
-                        min(2.0, temperature + self.temperature_step * attempt), 3
-                    )
+                    raised = min(2.0, temperature + self.temperature_step * attempt)
+                    body = {**body, "temperature": round(raised, 3)}
                 try:
-                    reply = self._reply(path, body | sampling, extract, min(s.timeout_s, left), wait)
-                    return reply, read(reply)
+                    return read(self._reply(path, body, extract, min(s.timeout_s, left), wait))
                 except ValueError as error:
                     failure, wait = DataFailure(f"{self.section}: {error}", code=f"{self.code}_rejected"), 0.0
                 except _Retry as retry:

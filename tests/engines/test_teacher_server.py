@@ -100,7 +100,12 @@ def test_a_server_scores_pictures_and_tokens_as_the_model_in_a_process_of_its_ow
 
 
 def test_a_server_of_the_same_model_agrees_with_its_student(url: str, tmp_path: Path) -> None:
-    keys = [f"rft.teacher.model={url}", "rft.teacher.rewards=false", "rft.group_size=1", f"run.dir={tmp_path}"]
+    keys = [
+        f"rft.teacher.model={url}",
+        "rft.teacher.rewards=false",
+        "rft.group_size=1",
+        f"run.dir={tmp_path}",
+    ]
     keys += ["policy.model=nano", "rft.steps=1", "rft.prompts_per_step=4"]
     command = [sys.executable, "-m", "pixelis.jobs.rft", *keys]
     planned = subprocess.run([*command, "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True)
