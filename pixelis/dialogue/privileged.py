@@ -6,7 +6,7 @@ policy's trajectory is never changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from pixelis.dialogue.render import Renderer
 from pixelis.errors import OperationError
-from pixelis.records import Action, Group, ImageView, Observation, Question, Trajectory
+from pixelis.records import Action, Group, ImageView, Question, Trajectory
 
 Views = Sequence[np.ndarray]
 Context = Literal["evidence", "answer", "feedback"]
@@ -67,23 +67,13 @@ def _best_look(group: Group, views: Mapping[str, Views], renderer: Renderer) -> 
     for trajectory in sorted(right, key=lambda t: -(t.reward or 0.0)):
         media = {item.id for item in group.question.media}
         places = {image.id: place for place, image in enumerate(trajectory.images)}
-        for action, observation in reversed(list(_looks(trajectory))):
+        for action, observation in reversed(trajectory.executed):
             shown = [image for image in observation.images if image.id in places]
             if action.target in media and observation.status == "ok" and shown:
                 pixels = [views[trajectory.id][places[image.id]] for image in shown]
                 text = renderer.call_text(action, trajectory.images)
                 return EVIDENCE.format(text), shown, pixels
     return None
-
-
-def _looks(trajectory: Trajectory) -> Iterator[tuple[Action, Observation]]:
-    calls: list[Action] = []
-    for turn in trajectory.turns:
-        if turn.is_policy:
-            calls = turn.actions
-        elif turn.observation is not None and calls:
-            yield calls[0], turn.observation
-            calls = calls[1:]
 
 
 def _expected_look(trajectory: Trajectory, question: Question, renderer: Renderer) -> Addition | None:

@@ -70,17 +70,7 @@ def expected_calls(group: Group) -> list[ExpectedCall]:
 
 
 def executed_calls(trajectory: Trajectory) -> list[Call]:
-    """The calls of an episode that were executed, failed ones included, in order."""
-    calls = []
-    for number, turn in enumerate(trajectory.turns):
-        if turn.is_policy:
-            replies = trajectory.turns[number + 1 : number + 1 + len(turn.actions)]
-            calls += [
-                Call(action, reply.observation, trajectory)
-                for action, reply in zip(turn.actions, replies, strict=False)
-                if reply.observation is not None
-            ]
-    return calls
+    return [Call(*executed, trajectory) for executed in trajectory.executed]
 
 
 # Scores of one call

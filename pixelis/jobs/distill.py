@@ -17,18 +17,18 @@ Episodes are played once; a repeated run continues with them.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pixelis.actors import reservations
-from pixelis.config import Config
+from pixelis.config import CanaryConfig, Config
 from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import count_questions, read_questions
 from pixelis.datasets.refinement.episodes import Episodes
-from pixelis.datasets.refinement.looking import Played, answers_at_once, choose_threshold
+from pixelis.datasets.refinement.filters import Outcomes
+from pixelis.datasets.refinement.looking import Played, answers_at_once, mixture
 from pixelis.datasets.refinement.sets import write_rows
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.evaluation.samples import categories_of
@@ -83,9 +83,7 @@ def distil(config: Config, played: list[Played]) -> tuple[list[Demonstration], d
     labelled = [p for p in played if p.outcomes.looking and p.outcomes.glance]
     held_out = random.Random(config.run.seed).sample(labelled, round(s.holdout * len(labelled)))
     outcomes = {p.looking.question.id: p.outcomes for p in held_out}
-    margin = config.evolution.canary
-    compare = functools.partial(canary.compare, config=margin)
-    threshold, decisions = choose_threshold(outcomes, compare, margin.tolerance)
+    threshold, decisions = choose_threshold(outcomes, config.evolution.canary)
     dropped["no_label"] = len(played) - len(labelled)
     chosen, by_category = list[Demonstration](), dict[str, Counter[str]]()
     for p in labelled:
@@ -109,6 +107,26 @@ def distil(config: Config, played: list[Played]) -> tuple[list[Demonstration], d
         "categories": {name: dict(counts) for name, counts in sorted(by_category.items())},
     }
     return chosen, summary
+
+
+def choose_threshold(
+    held_out: Mapping[str, Outcomes], config: CanaryConfig
+) -> tuple[float | None, dict[float, canary.Decision]]:
+    """The smallest threshold whose mixture is not inferior to looking always, None without one; all tests.
+
+    Tested from 1 down to the first failure, so that all tests together run the risk of one (a fixed sequence of
+    tests, Maurer et al. 1995).
+    """
+    looking = {id: outcomes.rate for id, outcomes in held_out.items()}
+    most = max((len(outcomes.glance) for outcomes in held_out.values()), default=0) - 1
+    chosen, decisions = None, dict[float, canary.Decision]()
+    for threshold in (right / most for right in range(most, -1, -1)) if most > 0 else ():
+        mixed = {id: mixture(outcomes, threshold) for id, outcomes in held_out.items()}
+        decisions[threshold] = canary.compare(mixed, looking, config)
+        if decisions[threshold].bound < -config.tolerance:
+            break
+        chosen = threshold
+    return chosen, decisions
 
 
 def needs(config: Config) -> list[reservations.Need]:

@@ -149,6 +149,16 @@ class Trajectory(Record):
         return [action for turn in self.turns for action in turn.actions]
 
     @property
+    def executed(self) -> list[tuple[Action, Observation]]:
+        """Executed operations with what each returned, in order, failed ones included."""
+        return [
+            (action, reply.observation)
+            for number, turn in enumerate(self.turns)
+            for action, reply in zip(turn.actions, self.turns[number + 1 :], strict=False)
+            if reply.observation is not None
+        ]
+
+    @property
     def observations(self) -> list[Observation]:
         return [turn.observation for turn in self.turns if turn.observation is not None]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from pixelis.config import RewardsConfig
 from pixelis.datasets.refinement.filters import Outcomes
@@ -18,20 +18,8 @@ from pixelis.rewards.extraction import answers_of
 from pixelis.rewards.services import Services
 from pixelis.rewards.vote import Ballot, by_majority
 
-Scores = Mapping[str, float | None]
-"""By question id; None if unknown."""
 CLEAR = 0.5
 """A vote is a label if more than this share of the looking episodes agree."""
-
-
-class Decision(Protocol):
-    """Result of a paired comparison of scores; ``bound``: a lower bound of the mean difference."""
-
-    @property
-    def bound(self) -> float: ...
-
-
-D = TypeVar("D", bound=Decision)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,26 +83,6 @@ def mixture(outcomes: Outcomes, threshold: float) -> float | None:
     return statistics.fmean(
         score if (total - score) / others >= threshold else outcomes.rate for score in outcomes.glance
     )
-
-
-def choose_threshold(
-    held_out: Mapping[str, Outcomes], compare: Callable[[Scores, Scores], D], tolerance: float
-) -> tuple[float | None, dict[float, D]]:
-    """The smallest threshold whose mixture is not inferior to looking always, None without one; all decisions.
-
-    Not inferior: by ``compare``, it loses at most ``tolerance``. Tested from 1 down to the first failure, so that
-    all tests together run the risk of one (a fixed sequence of tests, Maurer et al. 1995).
-    """
-    looking = {id: outcomes.rate for id, outcomes in held_out.items()}
-    most = max((len(outcomes.glance) for outcomes in held_out.values()), default=0) - 1
-    chosen, decisions = None, dict[float, D]()
-    for threshold in (right / most for right in range(most, -1, -1)) if most > 0 else ():
-        mixed = {id: mixture(outcomes, threshold) for id, outcomes in held_out.items()}
-        decisions[threshold] = compare(mixed, looking)
-        if decisions[threshold].bound < -tolerance:
-            break
-        chosen = threshold
-    return chosen, decisions
 
 
 def has_failure(trajectory: Trajectory) -> bool:

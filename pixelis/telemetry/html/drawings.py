@@ -74,7 +74,9 @@ def _drawings(trajectory: Trajectory, turn: int) -> list[Drawing]:
     if observation is None or observation.status != "ok":
         return []
     data, images = observation.data, trajectory.images
-    action = _call(trajectory, turn) or Action(op=str(data.get("op", "")), target=str(data.get("target", "")))
+    calls = (action for action, shown in trajectory.executed if shown is observation)
+    unknown = Action(op=str(data.get("op", "")), target=str(data.get("target", "")))
+    action = next(calls, unknown)
     if (target := _locate(images, action.target)) is None:
         return []
     root, frame, region = target
@@ -100,14 +102,6 @@ def _drawings(trajectory: Trajectory, turn: int) -> list[Drawing]:
             frame = None if item.get("frame") is None else _index(item["frame"])
     title = "What was found" if any(data.get(key) for key in DRAWABLE) else "The target of the call"
     return [Drawing(root, frame, times.get(frame), _surrounded(region), items, title)]
-
-
-def _call(trajectory: Trajectory, turn: int) -> Action | None:
-    """The call that the observation of a turn answers; the policy's turn may have several."""
-    for caller in range(turn - 1, -1, -1):
-        if trajectory.turns[caller].is_policy:
-            return next(iter(trajectory.turns[caller].actions[turn - caller - 1 :]), None)
-    return None
 
 
 def _surrounded(region: Box) -> Box:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 from hypothesis import given
@@ -17,11 +16,11 @@ from pixelis.datasets.refinement.filters import Outcomes
 from pixelis.datasets.refinement.looking import (
     Played,
     answers_at_once,
-    choose_threshold,
     demonstration,
     mixture,
 )
 from pixelis.evolution import canary
+from pixelis.jobs.distill import choose_threshold
 from pixelis.policy.model_path import resolve
 from pixelis.records import Question
 from pixelis.rewards.services import Services
@@ -43,15 +42,16 @@ def services(tmp_path) -> Iterator[Services]:
 
 @given(HELD_OUT, st.sampled_from([0.01, 0.03, 0.1]), st.sampled_from([0.05, 0.3]))
 def test_the_threshold_never_accepts_an_inferior_mixture(held_out, tolerance, risk):
-    compare = partial(canary.compare, config=CanaryConfig(tolerance=tolerance, risk=risk))
-    threshold, decisions = choose_threshold(held_out, compare, tolerance)
+    config = CanaryConfig(tolerance=tolerance, risk=risk)
+    threshold, decisions = choose_threshold(held_out, config)
     tested = list(decisions)
     assert tested == sorted(tested, reverse=True)
     assert tested[0] == 1.0
     assert all(decision.bound >= -tolerance for decision in list(decisions.values())[:-1])
     if threshold is not None:
         looking = {id: outcomes.rate for id, outcomes in held_out.items()}
-        decision = compare({id: mixture(outcomes, threshold) for id, outcomes in held_out.items()}, looking)
+        mixed = {id: mixture(outcomes, threshold) for id, outcomes in held_out.items()}
+        decision = canary.compare(mixed, looking, config)
         assert decision.mean >= decision.bound >= -tolerance
         assert decision.reason not in ("fell", "inconclusive", "too_few_questions")
 
@@ -59,7 +59,7 @@ def test_the_threshold_never_accepts_an_inferior_mixture(held_out, tolerance, ri
 @given(HELD_OUT)
 def test_more_tolerance_never_looks_more(held_out):
     thresholds = [
-        choose_threshold(held_out, partial(canary.compare, config=CanaryConfig()), tolerance)[0]
+        choose_threshold(held_out, CanaryConfig(tolerance=tolerance))[0]
         for tolerance in (0.01, 0.03, 0.1, 0.3)
     ]
     chosen = [2.0 if threshold is None else threshold for threshold in thresholds]
@@ -68,12 +68,12 @@ def test_more_tolerance_never_looks_more(held_out):
 
 def test_easy_questions_are_answered_at_once_and_hard_ones_are_not():
     held_out = {f"{name}{i}": outcomes for i in range(150) for name, outcomes in (("e", EASY), ("h", HARD))}
-    compare = partial(canary.compare, config=CanaryConfig())
-    threshold, _ = choose_threshold(held_out, compare, 0.03)
+    config = CanaryConfig(tolerance=0.03)
+    threshold, _ = choose_threshold(held_out, config)
     assert threshold == 2 / 3
     assert answers_at_once(EASY, threshold)
     assert not answers_at_once(HARD, threshold)
-    assert choose_threshold({"e": EASY}, compare, 0.03)[0] is None, "too few"
+    assert choose_threshold({"e": EASY}, config)[0] is None, "too few"
     assert not answers_at_once(EASY, None)
 
 
