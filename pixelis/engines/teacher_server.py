@@ -58,9 +58,8 @@ class TeacherServer:
         self.pool = ThreadPoolExecutor(teacher.concurrency)
         ids = sorted(tokenizer.get_vocab().values())
         try:
-            if self._post("detokenize", {"tokens": ids}, lambda reply: reply["prompt"]) != tokenizer.decode(
-                ids
-            ):
+            text = self._post("detokenize", {"tokens": ids}, lambda reply: reply["prompt"])
+            if text != tokenizer.decode(ids):
                 raise DataFailure(f"its vocabulary is not that of {model}")
             for sample in self._probes(config.dialogue):
                 self.score(sample)
