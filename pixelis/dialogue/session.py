@@ -26,7 +26,8 @@ class SamplingParams:
 
     ``temperature`` 0 is greedy. ``max_tokens`` limits one turn, the stop token included. ``seed`` determines
     the random numbers together with the first prompt and the version. A lower ``priority`` is scheduled
-    first. ``stop``: text that ends a turn, whose last token completes it.
+    first. ``stop``: text that ends a turn, whose last token completes it. ``given_log_probs``: of how many of the
+    last given tokens the log-probabilities are wanted.
     """
 
     temperature: float = 1.0
@@ -36,6 +37,7 @@ class SamplingParams:
     priority: int = 0
     top_log_probs: int = 0
     stop: str = ""
+    given_log_probs: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -82,12 +84,14 @@ class Completion:
     ``log_probs`` are natural, under the sampling distribution: banned ids masked, temperature and top_p applied
     (at temperature 0 the masked distribution at temperature 1). ``finish``: ``length`` at max_tokens.
     ``top_log_probs``: the most likely tokens at the place of each token, the most likely first.
+    ``given_log_probs``: of the last given tokens, at temperature 1.
     """
 
     tokens: list[int]
     log_probs: list[float]
     finish: Literal["stop", "length"]
     top_log_probs: list[list[tuple[int, float]]] = field(default_factory=list)
+    given_log_probs: list[float] = field(default_factory=list)
 
 
 TokenCallback = Callable[[Sequence[int]], None]

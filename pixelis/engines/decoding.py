@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from pixelis.dialogue.session import MIN_TEMPERATURE, Completion, SamplingParams
+from pixelis.errors import BadInput
 from pixelis.families.features import Features, concatenate
 from pixelis.policy.forward import FeatureCache, VisionLanguageModel
 from pixelis.policy.log_probs import banned_mask
@@ -94,7 +95,7 @@ class Row:
     random numbers. prompt: numbers of tokens and views that are the first prompt, if they are not all.
     on_token: called with the number and the id of each new token. `Decoder.prepare` sets the
     others: ids from the last sampled token on, positions, the next free one, hash of the first prompt,
-    digests of the views.
+    digests of the views; the prefill: given_log_probs, as in a `Completion`.
     """
 
     tokens: Sequence[int]
@@ -110,6 +111,7 @@ class Row:
     free: int = 0
     origin: int = 0
     digests: list[bytes] = field(default_factory=list)
+    given_log_probs: list[float] = field(default_factory=list)
 
 
 class Decoder:
@@ -123,6 +125,8 @@ class Decoder:
     def prepare(self, row: Row) -> None:
         """Compute the positions and digests of a row. Raises BadInput if its tokens and views disagree."""
         past = row.past
+        if row.sampling.given_log_probs > len(row.tokens) - (past is None):
+            raise BadInput(f"no log-probs of {row.sampling.given_log_probs} of {len(row.tokens)} tokens")
         row.ids = np.asarray(row.tokens if past is None else [past.token, *row.tokens], dtype=np.int64)
         sizes = [(view.shape[0], view.shape[1]) for view in row.views]
         start = 0 if past is None else past.position
@@ -143,7 +147,12 @@ class Decoder:
         parts, hidden = [], []
         if fresh:
             # Contents are compared too: a wrong key costs time but never gives a wrong answer.
-            keys = [object() if r.key is None else (r.key, r.ids.tobytes(), *r.digests) for r in fresh]
+            keys = [
+                object()
+                if row.key is None or row.sampling.given_log_probs
+                else (row.key, row.ids.tobytes(), *row.digests)
+                for row in fresh
+            ]
             distinct: dict[object, Row] = {}
             for key, row in zip(keys, fresh, strict=True):
                 distinct.setdefault(key, row)
@@ -204,6 +213,12 @@ class Decoder:
             store,
             features,
         )
+        for row, length, states in zip(rows, lengths, hidden, strict=True):
+            if count := row.sampling.given_log_probs:
+                targets = torch.from_numpy(row.ids[-count:]).to(self.device)
+                logits = self.model.lm_head(states[length - count - 1 : length - 1]).float() + self.banned
+                values = torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0]
+                row.given_log_probs = values.tolist()
         return hidden[torch.arange(len(rows), device=self.device), size - 1]
 
     def _forward(
@@ -324,7 +339,12 @@ class Output:
         tops = self.top_tokens.tolist(), self.top_log_probs.tolist()
         for i, (row, tokens, values, size) in enumerate(zip(self.rows, *columns, strict=True)):
             is_stopped = tokens[size - 1] == self.stop or i in self.stopped
-            completion = Completion(tokens[:size], values[:size], "stop" if is_stopped else "length")
+            completion = Completion(
+                tokens[:size],
+                values[:size],
+                "stop" if is_stopped else "length",
+                given_log_probs=row.given_log_probs,
+            )
             if number := row.sampling.top_log_probs:
                 likely = zip(tops[0][i][:size], tops[1][i][:size], strict=True)
                 completion.top_log_probs = [

@@ -388,7 +388,7 @@ class VllmEngine(Engine[VllmSession]):
         try:
             async with asyncio.timeout(self.timeout_s):
                 output = await self._request(session, sampling, min(room, sampling.max_tokens), on_tokens)
-            completion = self._read(session, output, sampling.top_log_probs)
+            completion = self._read(session, output, sampling)
         except Exception as error:
             from vllm.exceptions import VLLMClientError
 
@@ -442,6 +442,7 @@ class VllmEngine(Engine[VllmSession]):
             stop_token_ids=[self.spec.stop],
             ignore_eos=True,
             logprobs=sampling.top_log_probs,
+            prompt_logprobs=0 if sampling.given_log_probs else None,
             stop=sampling.stop or None,
             include_stop_str_in_output=True,
             detokenize=bool(sampling.stop),
@@ -466,8 +467,9 @@ class VllmEngine(Engine[VllmSession]):
             raise InfraFailure("vLLM ended a request without an output", code="engine_failed")
         return output
 
-    def _read(self, session: VllmSession, output: Any, top: int) -> Completion:
+    def _read(self, session: VllmSession, output: Any, sampling: SamplingParams) -> Completion:
         """Raises InfraFailure for another prompt or an incomplete output."""
+        top, given = sampling.top_log_probs, sampling.given_log_probs
         if list(output.prompt_token_ids) != session.ids:
             message = "vLLM's prompt differs from the episode's tokens and pictures"
             raise InfraFailure(message, code="prompt_mismatch")
@@ -484,7 +486,16 @@ class VllmEngine(Engine[VllmSession]):
         ]
         top_log_probs = [sorted(pairs, key=lambda pair: -pair[1]) for pairs in likely]
         stopped = tokens[-1] == self.spec.stop or generated.finish_reason == "stop"
-        return Completion(tokens, log_probs, "stop" if stopped else "length", top_log_probs)
+        # Of the whole vocabulary: banned ids have a probability, which is small
+        given_log_probs = (
+            [
+                float(entry[token].logprob)
+                for token, entry in zip(session.ids[-given:], output.prompt_logprobs[-given:], strict=True)
+            ]
+            if given
+            else []
+        )
+        return Completion(tokens, log_probs, "stop" if stopped else "length", top_log_probs, given_log_probs)
 
     def _failure(self) -> str | None:
         if self._shutdown:

@@ -240,6 +240,30 @@ async def test_log_probs_are_those_of_the_truncated_distribution(running: Runnin
             assert (gain > 1e-3).any()
 
 
+async def test_given_tokens_have_the_log_probs_of_the_learner(running: RunningEngine, engine: Engine):
+    """Beside rows that generate, of any prompt, in a group or not."""
+    samples = await run_all(engine, sample_episodes(Maker(running.family, seed=8)), [GREEDY] * 7)
+    learnt = np.split(
+        packed_log_probs(stock(running.family), samples, 1.0),
+        np.cumsum([sample.policy_tokens for sample in samples])[:-1],
+    )
+
+    async def given(sample: TrainSample, key: str | None) -> list[float]:
+        last = len(sample.tokens) - int(np.flatnonzero(~sample.mask)[-1]) - 1
+        session = await engine.open(key)
+        settings = SamplingParams(0.7, 0.5, 1, given_log_probs=last)
+        return (await session.generate(sample.tokens.tolist(), sample.views, settings)).given_log_probs
+
+    tasks = [given(sample, key) for sample in samples for key in (None, "group")]
+    beside = run_all(engine, sample_episodes(Maker(running.family, seed=9)), [GREEDY] * 7)
+    values, _ = await asyncio.gather(asyncio.gather(*tasks), beside)
+    for i, log_probs in enumerate(values):
+        assert len(log_probs) > 1
+        assert np.allclose(log_probs, learnt[i // 2][-len(log_probs) :], atol=2e-4)
+    with pytest.raises(BadInput):
+        await (await engine.open()).generate([5, 6], [], SamplingParams(given_log_probs=2))
+
+
 async def test_the_most_likely_tokens_are_those_of_the_sampling_distribution(
     running: RunningEngine, engine: Engine
 ):
