@@ -125,17 +125,20 @@ class Evaluations:
         async with self.router.reserve(version, share) as reserved:
             gate = asyncio.Semaphore(self.config.engine.max_num_seqs * len(self.router.members))
 
-            async def answer(question: Question, label: str, seed: int) -> ScoredGroup:
+            async def answer(number: int, question: Question, label: str, seed: int) -> ScoredGroup:
                 sampling = SamplingParams(e.sampling.temperature, e.sampling.top_p, d.max_turn_tokens, seed)
                 id = f"{label}-{question.id}"
                 request = RolloutRequest(question, id, samples, sampling, operations, d.max_turns_test)
+                request = replace(request, causal_use=number < e.causal_use)
                 async with gate:
                     scored = await self.rollouts.episodes(request, reserved=reserved)
                 self.finished[name] += 1
                 return scored
 
             answers = [
-                asyncio.ensure_future(answer(q, *stream)) for q in questions for stream in streams.items()
+                asyncio.ensure_future(answer(number, question, *stream))
+                for number, question in enumerate(questions)
+                for stream in streams.items()
             ]
             try:
                 results = await asyncio.gather(*answers)

@@ -42,7 +42,8 @@ class RolloutRequest:
     the pictures in turn, the first without; known: references to first views that the caller has, by medium
     (the router sets it); text: whether a stream has the text of the first sample too; trace: W3C
     `traceparent` of the caller; resume: one for each sample of an outside agent; sample: number of the first
-    sample in its group, which with `sampling.seed` and the prompt determines its random numbers.
+    sample in its group, which with `sampling.seed` and the prompt determines its random numbers; causal_use:
+    measure that of each observation.
     """
 
     question: Question
@@ -59,6 +60,7 @@ class RolloutRequest:
     trace: str = ""
     resume: Sequence[EpisodeSoFar] = ()
     sample: int = 0
+    causal_use: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,9 @@ class EvaluateConfig(Section):
     """file of another model's answers to score (JSON, JSON lines, Parquet; column `pred`, `model_output`)"""
     api: ApiConfig = ApiConfig()
     """evaluate the model behind this OpenAI-compatible address instead of a policy"""
+    causal_use: NonNegativeInt = 50
+    """number of questions, the first of each set, whose calls are scored again with other observations in
+    their place, to tell what the answers owe to them (docs/looking.md); 0: none"""
     direct: bool = False
     """answer the same questions also without operations, and compare the two in pairs (`evaluate` only)"""
     baseline: str | None = None

@@ -84,7 +84,7 @@ class Completion:
     ``log_probs`` are natural, under the sampling distribution: banned ids masked, temperature and top_p applied
     (at temperature 0 the masked distribution at temperature 1). ``finish``: ``length`` at max_tokens.
     ``top_log_probs``: the most likely tokens at the place of each token, the most likely first.
-    ``given_log_probs``: of the last given tokens, at temperature 1.
+    ``given_log_probs``: of the last given tokens, at temperature 1 (vLLM does not mask banned ids there).
     """
 
     tokens: list[int]

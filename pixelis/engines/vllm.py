@@ -381,6 +381,8 @@ class VllmEngine(Engine[VllmSession]):
         self._check_alive()
         room = self.max_context - len(session.ids)
         if room < 1:
+            if sampling.given_log_probs:
+                raise BadInput("the tokens fill the context", code="over_context")
             return Completion([], [], "length")
         if not self._pending:
             self._since = time.perf_counter()

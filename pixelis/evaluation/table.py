@@ -79,10 +79,21 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
     if "clusters" in summary:
         yield from _clusters(summary["clusters"])
+    if "looking" in summary:
+        yield from _looking(summary["looking"])
     use = f"{summary['rapr']:.3f} of the episodes, {summary['tool_error_rate']:.3f} of the calls failed"
     yield "pixel reasoning", use
     if summary["unscored"]:
         yield "unscored", ", ".join(f"{cause} {count}" for cause, count in summary["unscored"].items())
+
+
+def _looking(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    sham = f", a sham's {result['sham']:.3f}" if result["sham"] is not None else ""
+    unused = f"{result['unused']:.3f} of {result['n']} calls unused"
+    yield "causal use", f"{_value(result['mean'], result['ci95'])} nats{sham}, {unused}"
+    if len(result["operations"]) > 1:
+        for op, scores in result["operations"].items():
+            yield f"  {op}", f"{scores['mean']:.3f}, {scores['unused']:.3f} of {scores['n']} unused"
 
 
 def _clusters(clusters: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,7 @@ from pixelis.errors import BadConfig, BadInput, MissingFile
 from pixelis.evaluation import outputs
 from pixelis.evaluation.capabilities import capabilities
 from pixelis.evaluation.causes import error_causes
+from pixelis.evaluation.looking import looking
 from pixelis.evaluation.metrics import correctness, summarise
 from pixelis.evaluation.samples import breakdown, count_errors, question_rows, sample_metrics, seed_metrics
 from pixelis.evaluation.statistics import compare
@@ -59,6 +60,8 @@ def summary_of(
         "answered": sum(answer is not None for answer in answers.values()),
         **count_errors(groups, answers),
     }
+    if causal := looking(groups):
+        metrics["looking"] = causal
     if uses := capabilities(groups):
         metrics |= {"capabilities": uses, "error_causes": error_causes(groups)}
     return {"name": name, **summarise(groups), **breakdown(groups), **metrics}

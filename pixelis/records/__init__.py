@@ -37,9 +37,21 @@ from pixelis.records.question import (
     new_id,
     place_media,
 )
-from pixelis.records.trajectory import Action, Group, ImageView, Observation, StopReason, Trajectory, Turn
+from pixelis.records.trajectory import (
+    MISLEADING,
+    REAL,
+    Action,
+    Group,
+    ImageView,
+    Observation,
+    StopReason,
+    Trajectory,
+    Turn,
+)
 
 __all__ = [
+    "MISLEADING",
+    "REAL",
     "SCHEMA_VERSION",
     "Action",
     "Annotations",

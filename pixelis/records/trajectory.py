@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import pickle  # nosec B403
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -11,6 +12,10 @@ from pydantic import Field, field_validator, model_validator
 
 from pixelis.records.question import SCHEMA_VERSION, Box, Question, Record, new_id
 
+REAL = "real"
+"""Kind of the observation that a call did return, in ``answer_log_probs``."""
+MISLEADING = "another"
+"""Kind of a sham that shows what the operation returned for another question."""
 MAX_TERMS = 16
 """Most terms of an outcome."""
 TermName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -52,6 +57,8 @@ class Observation(Record):
 
     The policy reads ``text``, with coordinates in its scale. ``data`` is for rewards, evaluation and pages:
     plain values, with coordinates 0..1 of the question's own picture or of a frame of its clip.
+    ``answer_log_probs``: of the episode's last turn with this observation (``REAL``) and, by kind, with a sham
+    in its place; empty where that was not measured.
     """
 
     status: Literal["ok", "error"]
@@ -60,7 +67,27 @@ class Observation(Record):
     code: str | None = None
     images: list[ImageView] = Field(default_factory=list)
     data: dict[str, Any] = Field(default_factory=dict)
+    answer_log_probs: dict[str, float] = Field(default_factory=dict)
     seconds: float = 0.0
+
+    @property
+    def causal_use(self) -> float | None:
+        """Nats by which the answer is likelier than with shams, in the mean; None where not measured."""
+        shams = self._shams
+        return self.answer_log_probs[REAL] - math.fsum(shams) / len(shams) if shams else None
+
+    @property
+    def sham_uses(self) -> list[float]:
+        """What `causal_use` would be had each sham been the real observation, and the other shams its shams."""
+        total, count = math.fsum(self._shams), len(self._shams)
+        return [value - (total - value) / (count - 1) for value in self._shams] if count > 1 else []
+
+    @property
+    def _shams(self) -> list[float]:
+        """Of the shams that take the evidence away; if there are no two of them, also of the one that misleads."""
+        shams = {kind: value for kind, value in self.answer_log_probs.items() if kind != REAL}
+        neutral = [value for kind, value in shams.items() if kind != MISLEADING]
+        return neutral if len(neutral) > 1 else list(shams.values())
 
 
 class Turn(Record):
