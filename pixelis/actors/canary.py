@@ -19,6 +19,7 @@ from pixelis.config import CanaryConfig, Config, RewardWeightsConfig
 from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
 from pixelis.errors import BadInput, DataFailure
+from pixelis.evaluation.looking import looking
 from pixelis.evaluation.metrics import correctness
 from pixelis.evolution.canary import least_questions
 from pixelis.evolution.traffic_questions import TrafficQuestion
@@ -57,6 +58,8 @@ class Canary:
         self.questions: list[Question] = []
         self.traffic: dict[str, dict[str, Stored]] = {}
         """Stored pictures of traffic questions by media id, by question."""
+        self.use = 0.0
+        """Mean causal use of the calls of the version judged last, where `min_use` asks for it; 0 without calls."""
         self.lock = asyncio.Lock()
         # Only the raw term `accuracy` is used; other terms may call a judge.
         self.rewards = config.rewards.model_copy(
@@ -109,6 +112,7 @@ class Canary:
                 groups = [group for group in await asyncio.gather(*rollouts) if group is not None]
             except RayError as error:
                 raise unwrap_ray_error(error) or error from error
+                self.use = looking(groups).get("mean", 0.0)
             finally:  # end the others after a failure, so that the next version is not loaded while they run
                 for rollout in rollouts:
                     rollout.cancel()
@@ -123,7 +127,16 @@ class Canary:
         unlabelled = question.model_copy(update={"answers": None, "annotations": None})
         player = self.router if pictures else self.player  # an agent's traffic question had no calls
         name, tools = f"canary-{version}-{question.id}", self.config.toolbox.has_tools
-        request = RolloutRequest(unlabelled, name, 1, greedy, tools, pictures=pictures, views=False)
+        request = RolloutRequest(
+            unlabelled,
+            name,
+            1,
+            greedy,
+            tools,
+            pictures=pictures,
+            views=False,
+            causal_use=self.config.evolution.canary.min_use is not None,
+        )
         try:
             group = (await player.rollout(request)).group
         except (DataFailure, BadInput):

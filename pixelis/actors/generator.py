@@ -25,7 +25,7 @@ from pixelis.dialogue.agent import Episode, Limits, run_episode
 from pixelis.dialogue.augmentation import AugmentedSession, alternate
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.resumption import Resume, Said
-from pixelis.dialogue.session import BATCH_PRIORITY, Completion, SamplingParams, Session, Start, TokenCallback
+from pixelis.dialogue.session import Completion, SamplingParams, Session, Start, TokenCallback
 from pixelis.dialogue.shams import Shams
 from pixelis.engines import start_engine
 from pixelis.errors import BadInput
@@ -260,7 +260,8 @@ class Generator:
             trajectory.augmentation = name
         if request.causal_use and tools is not None and not environments:
             self.shams.remember(episodes[0])
-            await asyncio.gather(*(self.shams.measure(question, e, tools, self._score) for e in episodes))
+            score = partial(self._score, sampling.priority)
+            await asyncio.gather(*(self.shams.measure(question, e, tools, score) for e in episodes))
         id = request.group_id
         group = Group(id=id, question=question, trajectories=trajectories, policy_version=version)
         if not request.views:
@@ -268,10 +269,10 @@ class Generator:
         added = {e.trajectory.id: e.views[len(views) :] if e.trajectory.images else None for e in episodes}
         return group, added, await first_views(question.media, images, views, request.known)
 
-    async def _score(self, tokens: list[int], views: list[np.ndarray], count: int) -> float:
+    async def _score(self, priority: int, tokens: list[int], views: list[np.ndarray], count: int) -> float:
         session = await self.engine.open()
         try:
-            settings = SamplingParams(0.0, max_tokens=1, priority=BATCH_PRIORITY, given_log_probs=count)
+            settings = SamplingParams(0.0, max_tokens=1, priority=priority, given_log_probs=count)
             return sum((await session.generate(tokens, views, settings)).given_log_probs)
         finally:
             session.close()

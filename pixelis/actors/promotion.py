@@ -141,6 +141,8 @@ class Promotion:
             self.history = PromotionHistory(settings, served, await canary.judge(served))
         scores = await canary.judge(version)
         decision, on_traffic = self.history.judge_candidate(scores), None
+        if decision.promote and settings.min_use is not None and canary.use < settings.min_use:
+            decision = replace(decision, promote=False, reason="does_not_look")
         items = self.traffic.items if self.traffic is not None else []
         if decision.promote and len(items) >= MIN_QUESTIONS:
             served = self.served

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from ray.actor import ActorHandle
@@ -130,7 +131,8 @@ class Rollouts:
         sampling = SamplingParams(r.sampling.temperature, r.sampling.top_p, d.max_turn_tokens, seed)
         operations, name = self.config.toolbox.has_tools, f"s{step:06d}-{question.id}"
         try:
-            requests = [RolloutRequest(question, name, r.group_size, sampling, operations)]
+            first = RolloutRequest(question, name, r.group_size, sampling, operations)
+            requests = [replace(first, causal_use=self._is_measured(name))]
             if r.advantage.baseline == "greedy":
                 deterministic = replace(sampling, temperature=0.0, top_p=1.0)
                 requests.append(RolloutRequest(question, f"{name}-greedy", 1, deterministic, operations))
@@ -152,6 +154,11 @@ class Rollouts:
         if not usable(rewards, r.advantage) or (greedy and scored.greedy is None):
             return next((t.unscored for t in scored.group.trajectories if t.unscored), "group_too_small")
         return scored
+
+    def _is_measured(self, name: str) -> bool:
+        """Whether the calls of a group are measured: a share of all, by their names."""
+        share = 1.0 if "causal_use" in self.config.rewards.computed else self.config.rft.causal_use
+        return crc32(name.encode()) < share * 2**32
 
     async def episodes(
         self, request: RolloutRequest, step: int | None = None, reserved: Reservation | None = None

@@ -74,6 +74,9 @@ class CanaryConfig(Section):
     """probability at most of promoting a candidate that dropped by more than the tolerance, for all
     candidates since the last promotion together; 1: no evidence is needed, only a measured drop within the
     tolerance"""
+    min_use: float | None = Field(None, gt=0)
+    """mean causal use in nats of the calls of a candidate below which it is refused, because its answers no
+    longer depend on what it looks at (docs/looking.md); null: not measured"""
     watch_s: PositiveFloat = 300.0
     """seconds between evaluations of the served version; a drop rolls it back"""
     gpus: float | None = Field(None, ge=0)

@@ -63,11 +63,21 @@ class RewardWeightsConfig(Section):
     """weight of the prediction error of a trained dynamics model, 0..1 (Pixelis)"""
     tool_misuse: float = 0.0
     """weight of the tool penalties, at most 0 (Pixelis)"""
+    causal_use: float = 0.0
+    """weight of what a right answer owes to its calls, 0..1 (docs/looking.md)"""
     environment: float = 0.0
     """weight of the sum of the rewards that the question's environment gave"""
 
 
-LABELLED = ("accuracy", "wrong", "tool_if_correct", "tool_penalty", "unrepaired_error_zero", "length")
+LABELLED = (
+    "accuracy",
+    "wrong",
+    "tool_if_correct",
+    "tool_penalty",
+    "unrepaired_error_zero",
+    "length",
+    "causal_use",
+)
 """Terms that compare an answer with the question's truths."""
 PENALTIES = ("efficiency", "tool_penalty", "tool_misuse", "unrepaired_error_zero", "overlong", "wrong")
 ALWAYS = ("accuracy", "format", "curiosity")

@@ -201,6 +201,9 @@ class RftConfig(Section):
     """questions per step"""
     group_size: PositiveInt = 8
     """rollouts per question"""
+    causal_use: Share = 0.0
+    """share of the questions whose calls are measured for rollout/causal_use (docs/looking.md); all with
+    rewards.weights.causal_use"""
     train_samples: NonNegativeInt = 0
     """rollouts per group to train on; the others only vote (TTRL: 32 of 64); 0: all"""
     choose: Literal["first", "random", "stratified"] = "first"

@@ -200,6 +200,8 @@ class Config(Section):
             yield f"rft.advantage.min_group {r.advantage.min_group} is above rft.group_size {r.group_size}"
         if r.advantage.baseline == "pass_at_k" and r.advantage.k >= r.group_size:
             yield f"rft.advantage.k {r.advantage.k} is not below rft.group_size {r.group_size}"
+        if r.agent and ("causal_use" in self.rewards.computed or self.evolution.canary.min_use is not None):
+            yield "rft.agent: causal use is measured of the policy's own loop alone"
         if r.filter.key not in (keys := ["none", "reward", *self.rewards.computed, *self.rewards.own]):
             yield f"rft.filter.key {r.filter.key} has no weight: name one of {', '.join(keys)}"
 

@@ -43,6 +43,8 @@ class ServeConfig(Section):
     """sampling of the votes"""
     augmentations: list[Literal["grey_world", "autocontrast"]] = Field([])
     """corrections of light that the samples apply to the pictures in turn, the first sample none"""
+    causal_use: bool = False
+    """measure what each sample's answer owes to its calls, for the page and the reply (docs/looking.md)"""
     priority: int = Field(0, ge=-100, le=100)
     """priority of requests without one; lower goes first"""
     max_body_bytes: int = Field(16_000_000, ge=1024)

@@ -40,6 +40,9 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "rollout/tokens": sum(t.learnt_tokens for t in trajectories) / len(trajectories),
         "rollout/unscored": sum(t.reward is None for t in trajectories) / len(trajectories),
     }
+    uses = [use for t in trajectories for o in t.observations if (use := o.causal_use) is not None]
+    if uses:
+        out["rollout/causal_use"] = sum(uses) / len(uses)
     if summary["accuracy"] is not None:
         out["train/accuracy"] = summary["accuracy"]
     for reason, count in summary["stop_reasons"].items():

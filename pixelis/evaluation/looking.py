@@ -19,7 +19,7 @@ PERCENTILE = 95
 def looking(groups: Sequence[Group]) -> dict[str, Any]:
     """Causal use of the measured calls in nats; empty without any.
 
-    ``n`` calls of ``questions``, their ``mean`` use and its interval ``ci95`` (bootstrap over questions);
+    ``n`` calls of ``questions``, their ``mean`` use and its interval ``ci95`` (bootstrap over questions; None for one);
     ``kinds``: mean loss of log-probability by kind of sham; ``sham``: mean absolute use of a sham against the
     others; ``bar``: the percentile of the shams' uses, and ``unused``: share of the calls below it;
     ``operations``: n, mean and unused of each.
@@ -45,7 +45,7 @@ def looking(groups: Sequence[Group]) -> dict[str, Any]:
         "n": len(calls),
         "questions": len(means),
         "mean": _mean(calls),
-        "ci95": list(bootstrap_mean(means)),
+        "ci95": list(bootstrap_mean(means)) if len(means) > 1 else None,
         "kinds": {kind: statistics.fmean(values) for kind, values in sorted(losses.items())},
         "sham": statistics.fmean(map(abs, shams)) if shams else None,
         "bar": bar,

@@ -34,6 +34,7 @@ Reason = Literal[
     "fell_significantly",
     "traffic_fell_significantly",
     "too_few_questions",
+    "does_not_look",
 ]
 
 

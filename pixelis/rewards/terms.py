@@ -304,6 +304,16 @@ def tool_misuse(trajectory: Trajectory, context: Context) -> float:
     return sequences.misuse(sequences.violations(trajectory, context.question))
 
 
+def causal_use(trajectory: Trajectory, context: Context) -> float:
+    """Mean causal use of the calls in nats, each within 0..1, for a score above 0.5 (docs/looking.md)."""
+    if context.score(trajectory) <= 0.5:
+        return 0.0
+    uses = [use for o in trajectory.observations if (use := o.causal_use) is not None]
+    if not uses and trajectory.operations_ok:
+        raise DataFailure("the calls were not measured", code="no_causal_use")
+    return math.fsum(min(max(use, 0.0), 1.0) for use in uses) / max(1, len(uses))
+
+
 def environment(trajectory: Trajectory, context: Context) -> float:
     """Sum of the rewards of the question's environment."""
     rewards = (o.data.get("reward", 0.0) for o in trajectory.observations)
@@ -334,6 +344,7 @@ TERMS: dict[str, Term] = {
     "coherence": Term(coherence, -1.0, 1.0),
     "curiosity_dynamics": Term(curiosity_dynamics, 0.0, 1.0),
     "tool_misuse": Term(tool_misuse, -INFINITE, 0.0),
+    "causal_use": Term(causal_use, 0.0, 1.0),
     "environment": Term(environment, -INFINITE, INFINITE),
 }
 """Terms by their name in ``rewards.weights``."""

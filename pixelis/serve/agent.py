@@ -247,6 +247,7 @@ class Agent:
                 augmentations=self.config.serve.augmentations,
                 text=turns,
                 trace=tracing.traceparent(span),
+                causal_use=self.config.serve.causal_use,
             )
             try:
                 async with contextlib.aclosing(self.router.episodes(request, stream=turns)) as items:

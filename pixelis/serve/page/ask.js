@@ -213,10 +213,10 @@ function showVote(samples, reply) {
     // A cached reply has no turn events: show the turns of its trajectory.
     samples.clear();
     samples.showTrajectory(0, reply.trajectory);
-    samples.finish(0, [reply.trajectory.answer]);
+    samples.finish(0, [reply.trajectory.answer], reply.trajectory);
     return;
   }
-  samples.finish(index < 0 ? null : index, votes.length === samples.list.length ? votes.map((vote) => vote.answer) : []);
+  samples.finish(index < 0 ? null : index, votes.length === samples.list.length ? votes.map((vote) => vote.answer) : [], reply.trajectory);
 }
 
 /** The Failure of a stream's error event, {error: {message, code, ...}}, with the HTTP status of the same error without a stream. */

@@ -8,6 +8,8 @@ const CONTROL = /<\|[A-Za-z0-9_]+\|>/g;
 const CALL = /<(tool_call|grounding|code)>[\s\S]*?(?:<\/\1>|$)/g;
 const ANSWER = /<answer>([\s\S]*?)(?:<\/answer>|$)/g;
 const MAX_LINES = 60;
+/** Causal use in nats from which on an observation decided the answer. */
+const DECIDES = 1;
 /** What a sample saw that saw the pictures corrected, by the names of `serve.augmentations`. */
 const LIGHTS = { grey_world: "saw the colours balanced", autocontrast: "saw the contrast stretched" };
 
@@ -40,7 +42,7 @@ export class Samples {
     const element = h("details", { class: "sample", open: index === 0 },
       h("summary", {}, badge, h("span", { class: "name" }, `Sample ${index + 1}`, light), status), turns);
     this.box.append(element);
-    return { index, element, status, light, turns, scene: new Scene(), actions: [], count: 0, policyTurns: 0 };
+    return { index, element, status, light, turns, scene: new Scene(), actions: [], tools: [], count: 0, policyTurns: 0 };
   }
 
   /** The legend of the samples' colours; its buttons select the samples whose marks are drawn. */
@@ -76,6 +78,7 @@ export class Samples {
     sample.count += 1;
     const item = turn.role === "assistant" ? this.policyTurn(sample, turn) : turn.role === "tool" ? this.toolTurn(sample, turn, event.images ?? []) : prompt(turn);
     if (item) sample.turns.append(item);
+    if (turn.role === "tool") sample.tools.push(item);
   }
 
   policyTurn(sample, turn) {
@@ -134,8 +137,8 @@ export class Samples {
     }
   }
 
-  /** Show the samples' answers; open the winner and draw only its marks. */
-  finish(winner, answers) {
+  /** Show the samples' answers; open the winner, draw only its marks, and say which calls decided its answer. */
+  finish(winner, answers, trajectory) {
     this.list.forEach((sample, i) => {
       if (answers[i] !== undefined) sample.status.replaceChildren(...(answers[i] === null ? ["no answer"] : ["answers ", h("b", {}, foreignText(answers[i], 80))]));
       sample.element.classList.toggle("winner", i === winner);
@@ -144,6 +147,10 @@ export class Samples {
     for (const sample of this.list) sample.element.open = sample.index === winner;
     const badge = h("span", { class: "pill" }, "winner");
     this.list[winner].status.before(badge);
+    (trajectory?.turns ?? []).filter((turn) => turn.role === "tool").forEach((turn, i) => {
+      const use = causalUse(turn.observation?.answer_log_probs);
+      if (use !== null) this.list[winner].tools[i]?.append(h("p", { class: "use" }, h("b", {}, use)));
+    });
     if (this.list.length > 1) this.select(winner);
   }
 
@@ -215,6 +222,17 @@ function plain(value) {
   if (isNumber(value)) return number(value);
   if (Array.isArray(value)) return value.length > 12 ? `${value.length} values` : `[${value.map(plain).join(", ")}]`;
   return value && typeof value === "object" ? clean(value, 200) : String(value);
+}
+
+/** What the answer owes to an observation, as `Observation.causal_use` has it; null if that was not measured. */
+function causalUse(logProbs) {
+  const { real, another, ...neutral } = logProbs ?? {};
+  const shams = Object.values(Object.keys(neutral).length > 1 || !isNumber(another) ? neutral : { ...neutral, another });
+  if (!isNumber(real) || !shams.length) return null;
+  const use = real - shams.reduce((sum, value) => sum + value, 0) / shams.length;
+  if (use < DECIDES) return "The answer hardly depends on this.";
+  const times = Math.exp(use);
+  return `This decided the answer: ${times < 1000 ? times.toFixed(0) : "over 1000"} times likelier than without it.`;
 }
 
 /** The results of an observation as elements. */

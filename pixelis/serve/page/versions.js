@@ -10,6 +10,7 @@ const REASONS = {
   too_few_questions: "too few test questions could be scored",
   fell: "it answers fewer test questions correctly",
   fell_significantly: "it answers clearly fewer test questions correctly",
+  does_not_look: "its answers no longer depend on what it looks at",
   traffic_fell_significantly: "it agrees clearly less with what users were answered",
 };
 const TESTS = ["promote", "refuse", "wait"];

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from pixelis.telemetry.html.filters import fact, number, thousands
 
 MAX_LINES = 60
 MAX_VALUES = 8
+DECIDES = 1.0
+"""Causal use in nats from which on an observation decided the answer."""
 OBVIOUS_UNITS = ("", "ratio", "bool", "name", "names", "count", "1")
 """Units that add nothing to the value."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
@@ -45,6 +48,16 @@ def details_of(observation: Observation) -> Details | None:
     except MALFORMED:
         return None
     return Details(objects, lines, groups) if objects or lines or groups else None
+
+
+def use_of(observation: Observation) -> str:
+    """What the answer owes to an observation, where that was measured (docs/looking.md)."""
+    if (use := observation.causal_use) is None:
+        return ""
+    if use < DECIDES:
+        return "The answer hardly depends on this."
+    times = f"{math.exp(use):.0f}" if use < math.log(1000) else "over 1000"
+    return f"This decided the answer: {times} times likelier than without it."
 
 
 def _object(item: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from pixelis.errors import OperationError
 from pixelis.operations import geometry
 from pixelis.operations.pictures import frame_label
 from pixelis.records import Box, ImageView, Question, Trajectory, Turn
-from pixelis.telemetry.html.details import Details, details_of
+from pixelis.telemetry.html.details import Details, details_of, use_of
 from pixelis.telemetry.html.drawings import drawings, full_picture
 from pixelis.telemetry.html.filters import PAGE_PIXELS
 
@@ -60,6 +60,7 @@ class TurnPage:
     crops: Sequence[Crop] = ()
     frames: Sequence[Shot] = ()
     details: Details | None = None
+    use: str = ""
 
 
 @dataclass
@@ -144,8 +145,10 @@ class EpisodePage:
             for name in names
             if name in views and views[name].frame is None
         ]
-        details = details_of(observation) if observation is not None else None
-        return TurnPage(turn, 0, False, painted, crops, [self._frame(view) for view in frames], details)
+        shown = painted, crops, [self._frame(view) for view in frames]
+        if observation is None:
+            return TurnPage(turn, 0, False, *shown)
+        return TurnPage(turn, 0, False, *shown, details_of(observation), use_of(observation))
 
     def _frame(self, view: ImageView) -> Shot:
         """A view of a frame, with the boxes of later zooms if it shows the whole frame."""

@@ -45,14 +45,16 @@ class Handle:
 
 
 class Judge:
-    """Gives every version a configured accuracy."""
+    """Gives every version a configured accuracy and causal use."""
 
     def __init__(self) -> None:
         self.right: dict[int, int] = {}
+        self.use, self.uses = 0.0, dict[int, float]()
 
     async def ready(self) -> None: ...
 
     async def judge(self, version: int) -> Scores:
+        self.use = self.uses.get(version, 2.0)
         return {f"q{i}": float(i < self.right.get(version, 90)) for i in range(100)}
 
 
@@ -100,6 +102,21 @@ def opened(folder: Path, store: Any, judge: Judge) -> Promotion:
     restarted = new_promotion(folder, store, judge)
     asyncio.run(restarted.open())
     return restarted
+
+
+@pytest.mark.parametrize("min_use", [None, 1.0])
+def test_a_better_candidate_that_no_longer_looks_is_refused_if_that_is_asked_for(
+    tmp_path: Path, min_use: float | None
+) -> None:
+    store, judge = Store(str(tmp_path)), Judge()
+    judge.right, judge.uses = {1: 99, 2: 99}, {1: 0.1, 2: 1.5}
+    promotion = new_promotion(tmp_path, store, judge)
+    promotion.settings = promotion.settings.model_copy(update={"min_use": min_use})
+    asyncio.run(offer(promotion, store, 1.0))
+    assert promotion.served == (1 if min_use is None else 0)
+    assert promotion.curve[-1]["reason"] == ("better" if min_use is None else "does_not_look")
+    asyncio.run(offer(promotion, store, 2.0))
+    assert promotion.served == 2
 
 
 def test_a_candidate_without_evidence_is_not_served_and_the_learner_goes_on_from_it(tmp_path: Path) -> None:
