@@ -190,7 +190,14 @@ class ScriptedGenerator:
             crop = ImageView(id="obs1", parent="img0", box=box, source_size=(4, 4), view_size=(8, 8))
             images.append(crop)
             views.append(np.full((8, 8, 3), 200, np.uint8))
-            seen = Observation(status="ok", id="obs1", text="obs1 = zoom_in(img0)", images=[crop])
+            use = (
+                {"real": -0.1, "blank": -2.3, "elsewhere": -2.5, "another": -9.0}
+                if question.question.endswith("!")
+                else {}
+            )
+            seen = Observation(
+                status="ok", id="obs1", text="obs1 = zoom_in(img0)", images=[crop], answer_log_probs=use
+            )
             action = Action(op="zoom_in", arguments={"box": box})
             turns.append(Turn(role="assistant", text="zoom", tokens=[4], log_probs=[-0.1], action=action))
             turns.append(Turn(role="tool", tokens=[5], images=["obs1"], observation=seen))

@@ -126,7 +126,7 @@ def test_turns_arrive_one_after_another_and_are_drawn(deployed: Deployed, opened
     page.set_input_files("#choose", picture())
     page.wait_for_selector("#stage[data-marks='0']")
     bare = page.evaluate(DRAWN)
-    page.fill("#question", "say 7,8,7,7 pause 0.3")
+    page.fill("#question", "say 7,8,7,7 pause 0.3 measured !")
     page.keyboard.press("Enter")
     page.wait_for_selector(".turns li")
     assert page.locator(".verdict").count() == 0  # the answer is not there yet, its turns are
@@ -140,6 +140,10 @@ def test_turns_arrive_one_after_another_and_are_drawn(deployed: Deployed, opened
     assert statuses == ["answers 7", "answers 8", "answers 7", "answers 7"]
     assert "majority" in page.locator(".verdict .facts").first.inner_text()
     winner = page.locator(".sample.winner")
+    assert (
+        winner.locator(".use").inner_text() == "This decided the answer: 10 times likelier than without it."
+    )
+    assert page.locator(".use").count() == 1
     assert winner.locator(".action").first.inner_text() == "Turn 1 calls zoom_in on img0"
     assert "[0.25, 0.25, 0.75, 0.75]" in winner.locator(".arguments").inner_text()
     assert page.evaluate("document.querySelector('.winner .crop img').naturalWidth") == 8
