@@ -38,7 +38,15 @@ LONG |= {
     "operations",
 }
 LONG |= {"rank_recovery", "robustness", "service", "soak", "vote_learning"}
-LONG |= {"actor_overhead", "agent_online", "cluster_model", "outside_agent", "refinement", "weight_transfer"}
+LONG |= {
+    "actor_overhead",
+    "agent_online",
+    "cluster_model",
+    "looking",
+    "outside_agent",
+    "refinement",
+    "weight_transfer",
+}
 """Benchmarks whose smoke run takes long, most of it to start jobs, models or actors."""
 OWN_PROCESS = {"distillation", "learning_trap", "memory"}
 """Benchmarks that end their connection to Ray, or fork, which is unsafe in a process with Ray's threads."""
