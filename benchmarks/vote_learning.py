@@ -179,6 +179,7 @@ def learn(
         ema=e.ema,
     )
     source, updates = UpdateSource(config, None, CandidatePublisher(None, 1)), 0
+    source.trainer = trainer
     groups, views = list[Group](), list[Any]()
     for request, label in labelled:
         if (group := request.group(config, label)) is None:
@@ -187,7 +188,7 @@ def learn(
         views.append({episode.trajectory.id: episode.views for episode in request.episodes})
         batch.append((request, label))
         if len(batch) == e.batch:
-            drawn = rehearsed(known, e.rehearse, rng)
+            drawn = rehearsed(known, e.rehearse, rng) if known else []
             groups += [item.group for item in drawn]
             views += [item.views for item in drawn]
             known += [remember(config, *pair) for pair in batch] if e.rehearse else []
@@ -197,6 +198,7 @@ def learn(
                 for t in group.trajectories
                 if t.advantage is not None and t.augmentation is None
             ]
+            source._score_transplanted(groups, sampled)
             options: dict[str, Any] = {"lr": e.lr, "kl_limit": 2 * e.guard.target, "sampled": sampled}
             if e.objective == "answer":
                 metrics = trainer.update(source._agreeing(groups, views), "sft", **options)

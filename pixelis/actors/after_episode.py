@@ -20,8 +20,10 @@ from pixelis.actors.memory import UNAVAILABLE, Memory
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
 from pixelis.evolution import privacy
+from pixelis.evolution.words import original
 from pixelis.files import REASONS
 from pixelis.memory import Entry
+from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Experience, Question, Trajectory, UpdateTask, Verdict
 from pixelis.telemetry import tracing
 
@@ -32,6 +34,8 @@ EXPECTED = (RayError, InfraFailure, TimeoutError)
 VECTOR_TIMEOUT_S = 30.0
 """Longest wait for an experience's vector. Without one it is stored, but no search finds it."""
 YES = "yes"
+LONGEST = 1600
+"""Longest side of an original that is stored."""
 MAX_VOTERS = 10_000
 EVOLUTION_TIMEOUT_S = 30.0
 """Timeout of calls to Evolution: calls that wait for its restart must not fill the background."""
@@ -99,18 +103,22 @@ class AfterEpisode:
         views: GroupViews,
         memory: Memory | None,
         vector: asyncio.Task[np.ndarray] | None = None,
+        originals: Mapping[str, ray.ObjectRef] = MappingProxyType({}),
     ) -> Stored:
-        """Redact the experience of a trajectory and, with a ``memory``, store it. Idempotent, never raises."""
+        """Redact the experience of a trajectory and, with a ``memory``, store it. Idempotent, never raises.
+
+        ``originals``: pictures by medium to store beside the views, as evolution.words needs them.
+        """
         try:
             redacting = self.in_thread(lambda: privacy.redact_record(make()))
             if memory is None:
                 return Stored(await redacting, "no")
-            redacted, pngs, known = await asyncio.gather(
-                redacting, self._pngs(trajectory, views), _vector(vector)
+            redacted, pngs, sent, known = await asyncio.gather(
+                redacting, self._pngs(trajectory, views), _original_pngs(originals), _vector(vector)
             )
             self.counts["no_vector"] += known is None
             with tracing.span("store", experience=redacted.id):
-                await memory.add([Entry(redacted, known, pngs)])
+                await memory.add([Entry(redacted, known, {**pngs, **sent})])
             self.counts["remembered"] += 1
             return Stored(redacted, YES, pngs)
         except Exception as error:
@@ -170,6 +178,20 @@ async def view_pngs(trajectory: Trajectory, views: GroupViews) -> dict[str, byte
     """The trajectory's views as PNG by image id. Raises RayError if they are lost."""
     pairs = list(zip(trajectory.images, (await views.get())[trajectory.id], strict=True))
     return await asyncio.to_thread(lambda: {image.id: privacy.clean_png(view) for image, view in pairs})
+
+
+async def _original_pngs(originals: Mapping[str, ray.ObjectRef]) -> dict[str, bytes]:
+    """The pictures of a question as PNG, at most LONGEST pixels a side; none if they are lost."""
+    try:
+        pixels = await asyncio.gather(*originals.values())
+    except RayError:
+        return {}
+    return await asyncio.to_thread(
+        lambda: {
+            original(id): privacy.clean_png(shrink(picture, LONGEST))
+            for id, picture in zip(originals, pixels, strict=True)
+        }
+    )
 
 
 async def _vector(vector: asyncio.Task[np.ndarray] | None) -> np.ndarray | None:

@@ -30,7 +30,7 @@ from pixelis.evolution.traffic_questions import TrafficQuestions
 from pixelis.evolution.updates import as_question_group, speaking_for
 from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Feedback, Question, Trajectory, UpdateTask, Verdict
-from pixelis.rewards.vote import REWARDED, agrees, contradicts
+from pixelis.rewards.vote import REWARDED, TOLD, agrees, contradicts
 
 REMEMBERED = 100_000
 """Latest deletions and feedback remembered for tasks that are still on their way."""
@@ -90,7 +90,7 @@ class UpdateIntake:
         unclear: int = 0,
     ) -> bool:
         """See ``Evolution.submit``. ``step``: the update that the learner makes next, None without a learner."""
-        voted = verdict is not None and verdict.reason != REWARDED
+        voted = verdict is not None and verdict.reason not in (REWARDED, TOLD)
         enough = not voted or self.clear.add(task.user, unclear)
         self.unclear = 0 if enough else self.unclear + 1
         if not enough:

@@ -15,6 +15,7 @@ from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config
 from pixelis.dialogue.augmentation import corrected
 from pixelis.evolution.updates import agreeing
+from pixelis.policy.distributed import sum_over_workers
 from pixelis.policy.samples import LearnerBatch, TrainSample, from_trajectory
 from pixelis.records import Group
 
@@ -63,6 +64,8 @@ class UpdateSource(RolloutSource):
             self.weights.unpublished = 0
         views = fetch(share.views)
         samples = samples_of(share.groups, views)
+        if self.settings.words:
+            self._score_transplanted(share.groups, samples)
         batch = LearnerBatch(
             share.step, samples, "policy", share.metrics, {}, dict(share.options), optional=True
         )
@@ -70,6 +73,15 @@ class UpdateSource(RolloutSource):
             batch.samples, batch.kind = self._agreeing(share.groups, views), "sft"
             batch.options["sampled"] = samples
         return batch
+
+    def _score_transplanted(self, groups: list[Group], samples: list[TrainSample]) -> None:
+        """Put the learner's log-probabilities in place of a told policy's: the KL guard measures the learner."""
+        moved = {t.id for group in groups for t in group.trajectories if t.transplanted}
+        chosen = [sample for sample in samples if sample.id in moved]
+        if sum_over_workers([float(len(chosen))])[0]:  # a forward pass needs all workers
+            for sample, own in zip(chosen, self.trainer.model.log_probs(chosen), strict=True):
+                if len(own):
+                    sample.log_probs[sample.mask] = own
 
     def _agreeing(self, groups: list[Group], views: list[Views]) -> list[TrainSample]:
         """Up to `evolution.train_samples` episodes of each group that gave its label, as the pictures are.

@@ -149,6 +149,9 @@ class EvolutionConfig(Section):
     rehearse: NonNegativeInt = 0
     """objective=answer: experiences that each update imitates once more, drawn by priority from those in
     memory of which an update was made; 0: none"""
+    words: bool = False
+    """objective=answer: learn what the policy answers once it is told the `comment` of a feedback; the memory
+    then keeps pictures as they were sent"""
     lr: float = Field(3e-4, ge=MIN_LR)
     """maximum learning rate of online updates"""
     lr_by: Literal["fixed", "confidence"] = "fixed"
@@ -165,4 +168,8 @@ class EvolutionConfig(Section):
     def _ordered(self) -> EvolutionConfig:
         if self.rehearse and self.objective != "answer":
             raise ValueError("evolution.rehearse imitates earlier answers: set evolution.objective=answer")
+        if self.words and self.objective != "answer":
+            raise ValueError(
+                "evolution.words imitates what a told policy does: set evolution.objective=answer"
+            )
         return self

@@ -168,8 +168,11 @@ class Config(Section):
             source.startswith("cards:") for source in self.held_out.values()
         ):
             yield "evaluate.questions=0 takes all questions of a set, and cards: has no end"
-        if self.evolution.rehearse and not (self.memory.enabled and self.memory.pictures):
-            yield "evolution.rehearse draws from the memory: set memory.enabled and memory.pictures"
+        if not (self.memory.enabled and self.memory.pictures):
+            if self.evolution.rehearse:
+                yield "evolution.rehearse draws from the memory: set memory.enabled and memory.pictures"
+            if self.evolution.words:
+                yield "evolution.words asks about stored pictures: set memory.enabled and memory.pictures"
         if self.evaluate.direct and not self.toolbox.has_tools:
             yield "evaluate.direct compares answers with and without operations: toolbox.operations is empty"
 

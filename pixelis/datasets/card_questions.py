@@ -40,8 +40,8 @@ def read(source: str, seed: int | None, start: int, count: int, epochs: int | No
 
 
 def read_demonstrations(source: str, count: int, seed: int, direct_share: float) -> list[Demonstration]:
-    options = _options(source, "aim", "hints")
-    shares = _shares(source, options, "aim", "hints", "follow_up", "clips", "crops")
+    options = _options(source, "aim", "hints", "corrected")
+    shares = _shares(source, options, "aim", "hints", "corrected", "follow_up", "clips", "crops")
     split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed)
     rows = demonstration_rows(split, count, seed, direct_share, sizes=options.get("sizes", ""), **shares)
     return [Demonstration.model_validate(row) for row in rows]
@@ -75,22 +75,29 @@ def demonstration_rows(
     crops: float = 0.0,
     sizes: str = "",
     hints: float = 0.0,
+    corrected: float = 0.0,
 ) -> Iterator[dict]:
     """Rows with ``turns``: select the frame of a clip, zoom in, answer; ``direct_share`` answer at once.
 
     Boxes miss the card's centre by up to a grid step plus ``aim``: far misses teach zooming without locating.
     In a share of ``hints`` the user says where to look, as to a teacher (`rft.teacher.context=evidence`), and
-    the assistant looks there.
+    the assistant looks there. The share ``corrected`` of the questions about pictures follows a wrong answer
+    and a user's correction; these rows always look.
     """
-    _check_shares(aim=aim, direct_share=direct_share, hints=hints)
+    _check_shares(aim=aim, direct_share=direct_share, hints=hints, corrected=corrected)
     for index in range(count):
         row = question_row(split, seed, index, follow_up=follow_up, clips=clips, crops=crops, sizes=sizes)
         row["turns"] = [{"answer": row["answers"][0]}]
+        is_corrected = "history" not in row and "second" not in row["meta"]
+        is_corrected &= draws(split, seed, index, 11).random() < corrected
+        if is_corrected:
+            _correct(row, scene_of(split, seed, index, sizes=sizes))
         rng = draws(split, seed, index, 2)
         is_single = len(row["media"]) == 1 and "second" not in row["meta"]
         hint_rng = draws(split, seed, index, 9)
-        is_hinted = hint_rng.random() < hints and is_single
-        if (rng.random() >= direct_share or is_hinted) and not row["meta"].get("seen"):
+        is_hinted = hint_rng.random() < hints and is_single and not is_corrected
+        looks = rng.random() >= direct_share or is_hinted or is_corrected
+        if looks and not row["meta"].get("seen"):
             card = scene_of(split, seed, index, sizes=sizes).target
             move_x, move_y = (rng.uniform(-0.008, 0.008, 2) + aim * rng.uniform(-1, 1, 2)).tolist()
             box = list(zoom_box(card, (move_x, move_y)))
@@ -160,6 +167,15 @@ def question_row(
         if rng.random() < crops:
             _show_crop(row, scene, bool(rng.random() < 0.5))
     return row
+
+
+def _correct(row: dict[str, Any], scene: Scene) -> None:
+    """Make the row's question the second turn, after the digit of another card, or the next one."""
+    truth = scene.target.digit
+    others = [card.digit for card in scene.cards if card.digit != truth]
+    wrong = others[0] if others else (truth + 1) % 10
+    row["history"] = [{"question": row["question"], "answer": str(wrong), "media": ["img0"]}]
+    row["question"] = f"No, it is a {truth}.\n{row['question']}"
 
 
 def _show_crop(row: dict[str, Any], scene: Scene, seen: bool) -> None:

@@ -141,7 +141,8 @@ class Trajectory(Record):
     ``augmentation`` names the correction under which the policy saw the views (``dialogue.augmentation``).
     ``rewards`` are the raw terms by name, ``weighted`` their contributions to ``reward``; ``unscored`` is the
     reason if there is none. ``outcome``: terms that an outside agent, environment or verifier gave, None if none
-    did. ``policy_version`` is the oldest that took a turn.
+    did. ``policy_version`` is the oldest that took a turn. ``transplanted``: the policy turns followed another
+    prompt, to which their ``log_probs`` belong.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -161,6 +162,7 @@ class Trajectory(Record):
     reward: float | None = None
     unscored: str | None = None
     advantage: float | None = None
+    transplanted: bool = False
     seconds: float = 0.0
 
     @field_validator("schema_version")

@@ -27,10 +27,11 @@ ABSTAINED = "abstained"
 OVERRULED = "overruled"
 COLD_START = "cold_start"
 REWARDED = "rewarded"
+TOLD = "told"
 TRAJECTORY = "trajectory"
-CLOSED = frozenset({TIE, NO_ANSWER, INSUFFICIENT, ABSTAINED, OVERRULED, COLD_START, REWARDED})
+CLOSED = frozenset({TIE, NO_ANSWER, INSUFFICIENT, ABSTAINED, OVERRULED, COLD_START, REWARDED, TOLD})
 """Reasons of verdicts that pass no gate and never vote as experiences: their answer is accidental, or a client's
-reward is all that speaks for it."""
+reward or words speak for it."""
 DECAY_HOURS = 24.0
 """Age at which the vote of an experience weighs 1/e."""
 MIN_VOTES = 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ from pixelis.evolution.updates import make_task, priority
 from pixelis.records import Experience, Feedback, Verdict, new_id
 from pixelis.serve.agent_types import AgentQuery, Answer
 from pixelis.serve.retrieval import Lookup, Retrieval
+from pixelis.serve.words import Ask, Words
 
 COLD_PRIORITY = 0.9
 START_DELAY_S = 0.05
@@ -27,7 +29,8 @@ START_DELAY_S = 0.05
 class AfterReply(AfterEpisode):
     """Stores an answer's experience, for which its reply waits, and then does the rest of the work.
 
-    Handles at most ``evolution.queue`` answers at once and never fails a reply.
+    Handles at most ``evolution.queue`` answers at once and never fails a reply. ``ask`` asks the policy again
+    with users' words.
     """
 
     def __init__(
@@ -36,9 +39,13 @@ class AfterReply(AfterEpisode):
         retrieval: Retrieval,
         evolution: Callable[[], Awaitable[ActorHandle]] | None,
         counts: Counter[str],
+        ask: Ask | None = None,
     ):
         super().__init__(config, evolution, counts)
         self.retrieval = retrieval
+        self.words: Words | None = None
+        if config.evolution.words and self.learns and retrieval.memory and ask:
+            self.words = Words(config, ask, retrieval.memory, self.tell_evolution, counts)
 
     async def remember(self, answer: Answer, query: AgentQuery, lookup: Lookup) -> None:
         """Start this work and wait until the experience is on disk, at most ``memory.write_timeout_s``.
@@ -71,12 +78,14 @@ class AfterReply(AfterEpisode):
         self, id: str, answer: Answer, query: AgentQuery, lookup: Lookup, remember: bool, delay_s: float
     ) -> Stored:
         await asyncio.sleep(delay_s)
+        is_learnable = self.words is not None and query.learn and not query.clips
         stored = await self.store(
             lambda: as_experience(id, answer, query),
             answer.winner,
             answer.views,
             self.retrieval.memory if remember else None,
             lookup.vector,
+            answer.originals if is_learnable else {},
         )
         answer.pngs = dict(stored.pngs)
         return stored
@@ -108,8 +117,10 @@ class AfterReply(AfterEpisode):
             await self.retrieval.memory.succeeded(retrieval_id, agreed)
         return bool(agreed)
 
-    async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> Experience:
-        """Redact feedback, store it with its experience and send it to Evolution.
+    async def feedback(
+        self, experience_id: str, feedback: Feedback, by: str = "client", voter: str = ""
+    ) -> Experience:
+        """Redact feedback, store it with its experience and send it to Evolution; learn its words for ``voter``.
 
         Raises BadInput without a memory and for an unknown id, InfraFailure.
         """
@@ -122,6 +133,13 @@ class AfterReply(AfterEpisode):
         if self.evolution is not None:
             sending = self.tell_evolution("feedback", experience_id, redacted, by)
             self.start(new_id("feedback"), self.count("feedback_sent", sending))
+        if self.words is not None and (words := redacted.comment.strip()):
+            # The same for a repetition: Evolution takes it once.
+            id = f"task_{hashlib.sha256(f'{experience_id} {words}'.encode()).hexdigest()[:16]}"
+            if len(self.tasks) >= self.config.evolution.queue:
+                self.counts["follow_skipped"] += 1
+            elif id not in self.tasks:
+                self.start(id, self.words.learn(id, experience, words, voter))
         return experience
 
     async def _submit_update(self, id: str, answer: Answer, redacted: Experience, voter: str) -> bool:

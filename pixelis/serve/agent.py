@@ -83,9 +83,8 @@ class Agent:
         )
         self.retrieval = Retrieval(config, backends, self.counts)
         self.memory = self.retrieval.memory
-        self.after_reply = AfterReply(
-            config, self.retrieval, self.evolution_actor if backends.evolution else None, self.counts
-        )
+        evolution = self.evolution_actor if backends.evolution else None
+        self.after_reply = AfterReply(config, self.retrieval, evolution, self.counts, self.answer)
         self.decoding = asyncio.Semaphore(2)
         self.pictures_in_use: WeakValueDictionary[tuple[str, bool], Picture] = WeakValueDictionary()
         self.decoded_bytes_since_trim = 0

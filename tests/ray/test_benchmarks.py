@@ -37,7 +37,7 @@ LONG |= {
     "one_copy",
     "operations",
 }
-LONG |= {"rank_recovery", "robustness", "service", "soak", "vote_learning"}
+LONG |= {"rank_recovery", "robustness", "service", "soak", "vote_learning", "words"}
 LONG |= {
     "actor_overhead",
     "agent_online",

@@ -1,4 +1,4 @@
-"""F24: the traffic of one caller stays below its share, and poisoned rewards promote nothing."""
+"""F24: one caller's traffic stays below its share; poisoned rewards and false corrections promote nothing."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from pixelis.records import (
     VersionStatus,
     Vote,
 )
+from pixelis.rewards.vote import TOLD
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -301,3 +302,35 @@ def test_a_poisoned_reward_stream_of_half_the_traffic_promotes_nothing(
     assert learnt.refused == ["traffic_fell_significantly"] * len(learnt.candidates)
     promoted = [v for v, status in learnt.versions.items() if status is VersionStatus.PROMOTED]
     assert promoted in ([], [0])
+
+
+def corrected(number: int, picture: np.ndarray) -> tuple[Any, ...]:
+    """What a false correction teaches that the policy believed: its episodes say 8 where it had answered 7."""
+    task, views, verdict, question, _ = request(number, "attacker", f"What is number {number}?", picture, "8")
+    trajectories = [t.model_copy(update={"transplanted": True}) for t in task.trajectories]
+    details = {"experience_id": "", "experiences": {f"t{number}": task.experience_id}}
+    task = task.model_copy(update={"trajectories": trajectories, **details})
+    return task, views, verdict.model_copy(update={"reason": TOLD}), question
+
+
+def test_a_stream_of_false_corrections_promotes_nothing(
+    ray_cluster: None, tmp_path: Path, record_figures: Any
+) -> None:
+    """Every candidate has learnt from what a policy said that was told it was wrong, and answers 8."""
+    draw, rng = random.Random(3), np.random.default_rng(0)
+    stream = list[tuple[Any, ...]]()
+    for number in range(HONEST + ATTACKER):
+        picture = np.kron(rng.integers(0, 256, (4, 4, 3)), np.ones((16, 16, 1))).astype(np.uint8)
+        if draw.random() < 0.5:
+            user = f"user{draw.randrange(USERS)}"
+            stream.append(request(number, user, f"What is number {number}?", picture, "7"))
+        else:
+            stream.append(corrected(number, picture))
+    learnt = learn_from(stream, tmp_path, bad=tuple(range(1, 1000)))
+    record_figures(candidates=len(learnt.candidates), attackers_share_of_all=round(learnt.attackers_share, 3))
+    assert learnt.attackers_share > 0.1, "words are learnt from like votes"
+    assert {tuple(truth) for _, truth in learnt.truths} == {("7",)}, "they are no questions of the canary"
+    assert "attacker" not in {user for user, _ in learnt.truths}
+    assert len(learnt.candidates) >= 3
+    assert learnt.refused == ["traffic_fell_significantly"] * len(learnt.candidates)
+    assert VersionStatus.PROMOTED not in {status for version, status in learnt.versions.items() if version}

@@ -25,6 +25,7 @@ def test_a_new_argument_fits_a_folder_of_before_and_a_misspelt_one_is_an_error(t
     [
         ("robustness", {"adapter": "/other"}, ["--adapter", "here"]),
         ("vote_learning", {"set": ["evolution.gate=0.5"]}, ["--adapter", "here"]),
+        ("words", {"share": 0.2}, ["--adapter", "here"]),
         ("forgetting", {"steps": 1}, ["--adapter", "here"]),
         ("curriculum", {"sizes": [60, 6, 6]}, []),
         ("learning_trap", {"episodes": 4}, []),

@@ -68,13 +68,15 @@ router = APIRouter(tags=["experiences"], dependencies=[Depends(authorise)])
 async def add_feedback(
     state: State, caller: Sender, body: Annotated[FeedbackRequest, Depends(JsonBody(FeedbackRequest))]
 ) -> FeedbackReply:
-    """Store feedback with an experience. It is redacted, and not used for training."""
+    """Store feedback with an experience, redacted. It is no label; see `evolution.words` for its `comment`."""
     feedback = Feedback(
         correct=body.correct, answer=body.answer, comment=body.comment, created_at=time.time()
     )
-    await _visible(state, caller, body.experience_id)
+    owner = (await _visible(state, caller, body.experience_id)).user
+    names_users = "users" in caller.scopes and caller.owns(owner)
+    voter = (owner or "") if names_users else caller.voter(None)
     experience = await state.with_timeout(
-        state.agent.after_reply.feedback(body.experience_id, feedback, caller.label)
+        state.agent.after_reply.feedback(body.experience_id, feedback, caller.label, voter)
     )
     return FeedbackReply(experience_id=body.experience_id, count=len(experience.feedback))
 

@@ -13,7 +13,7 @@ from pixelis.actors.update_queue import QueuedTask, UpdateQueue
 from pixelis.actors.update_source import UpdateSource
 from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import parse
-from pixelis.errors import DataFailure
+from pixelis.errors import BadConfig, DataFailure
 from pixelis.evolution.updates import as_group
 from pixelis.policy.samples import LearnerBatch
 from pixelis.records import ImageView, StopReason, Trajectory, Turn, UpdateTask
@@ -111,3 +111,29 @@ def test_the_policy_objective_leaves_augmented_samples_out() -> None:
     for trajectory in labelled.trajectories:
         trajectory.augmentation = "grey_world"
     assert not queue.usable(labelled)
+
+
+def test_the_guard_measures_the_learner_where_the_log_probs_are_those_of_a_told_policy() -> None:
+    told, own = task(["7", "7"], "7"), task(["7", "7"], "7")
+    for number, (moved, plain) in enumerate(zip(told.trajectories, own.trajectories, strict=True)):
+        moved.transplanted, plain.id = True, f"own{number}"
+        for turn in (*moved.replies, *plain.replies):
+            turn.tokens = [70, 80]  # no control tokens, which are not scored
+    groups = [as_group(told), as_group(own)]
+    samples = samples_of(groups, [{t.id: [] for t in group.trajectories} for group in groups])
+    sampled = [sample.log_probs.copy() for sample in samples]
+    source = update_source()
+    with trainer() as source.trainer:
+        source._score_transplanted(groups, samples)
+        assert source.trainer.model.behaviour_kl(samples[:2]) == pytest.approx(0, abs=1e-12)
+    for sample, before in zip(samples, sampled, strict=True):
+        is_told = not sample.id.startswith("own")
+        assert np.array_equal(sample.log_probs, before) == (not is_told)
+        assert (sample.log_probs[~sample.mask] == 0).all()
+
+
+def test_words_need_answers_to_imitate_and_stored_pictures() -> None:
+    for other in ({"evolution": {"words": True}}, {"memory": {"pictures": False}}):
+        settings = {"evolution": {"words": True, "objective": "answer"}} | other
+        with pytest.raises(BadConfig, match=r"evolution\.words"):
+            parse(settings)

@@ -17,9 +17,11 @@ from pixelis.actors import group_views
 from pixelis.actors.update_intake import UpdateIntake, UpdateScoring
 from pixelis.actors.update_queue import UpdateQueue
 from pixelis.config import load
+from pixelis.evolution.gate import WINDOW
 from pixelis.evolution.review_queue import ReviewQueue
 from pixelis.evolution.traffic_questions import TrafficQuestions
 from pixelis.records import Feedback, ImageView, Media, Question, Trajectory, Turn, UpdateTask, Verdict
+from pixelis.rewards.vote import TOLD
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
 VERDICT = Verdict(answer="7", confidence=0.95, strategy="majority")
@@ -177,3 +179,13 @@ async def test_a_task_that_is_sent_twice_counts_once(tmp_path: Path) -> None:
     intake = new_intake(tmp_path, LEARNS)
     assert [await submit(intake) for _ in range(2)] == [True, False]
     assert (len(intake.queue), intake.counts["repeated"]) == (1, 1)
+
+
+@on_loop
+async def test_what_a_told_policy_says_is_no_sign_that_the_user_is_answered_clearly(tmp_path: Path) -> None:
+    """Otherwise a user's comments would let its unclear votes be learnt from."""
+    intake, question = new_intake(tmp_path, LEARNS), Question(id="q", question="which digit?")
+    told = VERDICT.model_copy(update={"reason": TOLD})
+    for number in range(WINDOW):
+        assert await intake.submit(task(number), Views(), told, question, None)  # type: ignore[arg-type]
+    assert "ann" not in intake.clear.recent

@@ -143,6 +143,24 @@ def test_a_crop_in_the_history_shows_the_card_of_the_first_question():
         card_questions.question_row("test", 7, 0, crops=2)
 
 
+def test_a_corrected_demonstration_looks_again():
+    options = {"direct_share": 1.0, "follow_up": 0.2, "clips": 0.2}
+    plain, mixed = (
+        list(card_questions.demonstration_rows("train", 200, 1, corrected=share, **options))
+        for share in (0.0, 0.5)
+    )
+    corrected = [row for row, other in zip(mixed, plain, strict=True) if row != other]
+    assert 30 < len(corrected) < 100
+    for row in corrected:
+        demonstration = Demonstration.model_validate(row)
+        ((truth,), (exchange,)) = demonstration.answers, demonstration.history
+        words, question = demonstration.question.split("\n")
+        assert (words, exchange.question) == (f"No, it is a {truth}.", question)
+        assert exchange.answer != truth
+        assert [turn.op for turn in demonstration.turns] == ["zoom_in", None]
+        assert demonstration.turns[-1].answer == truth
+
+
 @pytest.mark.parametrize(
     "uri",
     ["file:///etc/passwd", "cards:?split=train", "cards:?split=dev&index=1", "cards:?index=1&shift=fog"],
