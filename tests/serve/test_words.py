@@ -141,17 +141,16 @@ def test_a_real_policy_that_is_corrected_looks_again(ray_cluster: None, tmp_path
         assert backend.evolution is not None
         ray.get(backend.evolution.begin.remote(0, {"base": 0}, 0))
         asyncio.run(correct(config, serve_job.backends(actors, backend)))
+
+        def transplanted(evolution: Any) -> list[Trajectory]:
+            waiting = [trajectory for item in evolution.queue.items for trajectory in item.task.trajectories]
+            return [trajectory for trajectory in waiting if trajectory.transplanted]
+
         told = ray.get(backend.evolution.__ray_call__.remote(transplanted))
     assert len(told) >= 3
     assert all(t.policy_turns == 2 for t in told if t.operations_ok == 1), "a look and an answer"
     assert any(t.operations_ok for t in told)
     assert not any("No, it is" in t.model_dump_json() for t in told)
-
-
-def transplanted(evolution: Any) -> list[Trajectory]:
-    """The episodes that wait for the learner on the prompts of other answers."""
-    waiting = [item.task for item in evolution.queue.items]
-    return [trajectory for task in waiting for trajectory in task.trajectories if trajectory.transplanted]
 
 
 async def correct(config: Config, backends: Backends) -> None:
