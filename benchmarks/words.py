@@ -95,10 +95,9 @@ def tell(config: Config, generator: LocalGenerator, spoken: Sequence[Answered]) 
         verdict = Request(item.request.question, episodes).verdict(config)
         if not gate(verdict, config.evolution):
             continue
-        (shown,) = (e.views for e in item.request.episodes if e.trajectory.id == experience.trajectory.id)
-        moved = [transplant(experience.trajectory, shown, e.trajectory, e.views) for e in episodes]
         own = {"question_id": item.request.question.id, "group_id": experience.trajectory.group_id}
-        kept = [Episode(pair[0].model_copy(update=own), pair[1]) for pair in moved if pair is not None]
+        moved = [(transplant(experience.trajectory, e.trajectory), e.views) for e in episodes]
+        kept = [Episode(t.model_copy(update=own), views) for t, views in moved if t is not None]
         item.again = Request(item.request.question, kept), verdict.answer or ""
 
 

@@ -7,12 +7,10 @@ stage.
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import sys
 import time
-from base64 import b64encode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -22,7 +20,6 @@ from typing import Any, TypeVar
 import httpx
 import numpy as np
 import ray
-from PIL import Image
 
 from pixelis.actors import cluster, evaluation_report, placement, report
 from pixelis.config import Config, ToolboxConfig
@@ -33,6 +30,7 @@ from pixelis.evaluation.statistics import paired_bootstrap
 from pixelis.jobs import evaluate, evaluation_arms, rft, serve, sft
 from pixelis.jobs.driver import hardware, job, run_folder
 from pixelis.jobs.watch import watch
+from pixelis.operations.image import png_url
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.records import Question
@@ -271,11 +269,9 @@ def newest(actors: placement.Actors, kind: str, default: int = 0) -> int:
 
 def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
     """The reply of the served agent and the truth, which is not sent. InfraFailure without an answer."""
-    file, picture = io.BytesIO(), open_media(question.media[0], ToolboxConfig())
+    picture = open_media(question.media[0], ToolboxConfig())
     assert isinstance(picture, np.ndarray)
-    Image.fromarray(picture).save(file, "PNG", compress_level=1)  # a third of the default's time
-    image = f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
-    body = {"question": question.question, "image": image, "learn": learn}
+    body = {"question": question.question, "image": png_url(picture, compress_level=1), "learn": learn}
     for attempt in range(ATTEMPTS):
         time.sleep(attempt)
         # A proxy does not reach this machine

@@ -66,7 +66,11 @@ def png_url(picture: np.ndarray, compress_level: int = 6) -> str:
     """A picture, uint8 [h, w, 3], as a PNG in a ``data:`` URL. Level 1 takes a fifth of the time, and a fifth more bytes."""
     file = io.BytesIO()
     Image.fromarray(picture).save(file, "PNG", compress_level=compress_level)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return data_url(file.getvalue())
+
+
+def data_url(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 @contextlib.contextmanager

@@ -13,13 +13,16 @@ from ray.actor import ActorHandle
 from pixelis.actors.after_episode import YES, AfterEpisode, Stored
 from pixelis.actors.memory import UNAVAILABLE
 from pixelis.config import Config
+from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
 from pixelis.errors import BadInput
 from pixelis.evolution import privacy
 from pixelis.evolution.updates import make_task, priority
+from pixelis.evolution.words import original, told, transplant
+from pixelis.operations.image import data_url
 from pixelis.records import Experience, Feedback, Verdict, new_id
+from pixelis.rewards.vote import TOLD
 from pixelis.serve.agent_types import AgentQuery, Answer
 from pixelis.serve.retrieval import Lookup, Retrieval
-from pixelis.serve.words import Ask, Words
 
 COLD_PRIORITY = 0.9
 START_DELAY_S = 0.05
@@ -30,7 +33,7 @@ class AfterReply(AfterEpisode):
     """Stores an answer's experience, for which its reply waits, and then does the rest of the work.
 
     Handles at most ``evolution.queue`` answers at once and never fails a reply. ``ask`` asks the policy again
-    with users' words.
+    with a user's words.
     """
 
     def __init__(
@@ -39,13 +42,11 @@ class AfterReply(AfterEpisode):
         retrieval: Retrieval,
         evolution: Callable[[], Awaitable[ActorHandle]] | None,
         counts: Counter[str],
-        ask: Ask | None = None,
+        ask: Callable[[AgentQuery], Awaitable[Answer]],
     ):
         super().__init__(config, evolution, counts)
-        self.retrieval = retrieval
-        self.words: Words | None = None
-        if config.evolution.words and self.learns and retrieval.memory and ask:
-            self.words = Words(config, ask, retrieval.memory, self.tell_evolution, counts)
+        self.retrieval, self.ask = retrieval, ask
+        self.learns_words = self.learns and config.evolution.words
 
     async def remember(self, answer: Answer, query: AgentQuery, lookup: Lookup) -> None:
         """Start this work and wait until the experience is on disk, at most ``memory.write_timeout_s``.
@@ -78,14 +79,14 @@ class AfterReply(AfterEpisode):
         self, id: str, answer: Answer, query: AgentQuery, lookup: Lookup, remember: bool, delay_s: float
     ) -> Stored:
         await asyncio.sleep(delay_s)
-        is_learnable = self.words is not None and query.learn and not query.clips
+        keeps_originals = self.learns_words and query.learn and not query.clips
         stored = await self.store(
             lambda: as_experience(id, answer, query),
             answer.winner,
             answer.views,
             self.retrieval.memory if remember else None,
             lookup.vector,
-            answer.originals if is_learnable else {},
+            answer.originals if keeps_originals else {},
         )
         answer.pngs = dict(stored.pngs)
         return stored
@@ -120,9 +121,9 @@ class AfterReply(AfterEpisode):
     async def feedback(
         self, experience_id: str, feedback: Feedback, by: str = "client", voter: str = ""
     ) -> Experience:
-        """Redact feedback, store it with its experience and send it to Evolution; learn its words for ``voter``.
+        """Redact feedback, store it with its experience and send it to Evolution.
 
-        Raises BadInput without a memory and for an unknown id, InfraFailure.
+        Its comment is learnt for ``voter``. Raises BadInput without a memory and for an unknown id, InfraFailure.
         """
         if not self.retrieval.writes or self.retrieval.memory is None:
             raise BadInput("this service stores nothing, so it accepts no feedback", code="no_memory")
@@ -133,14 +134,57 @@ class AfterReply(AfterEpisode):
         if self.evolution is not None:
             sending = self.tell_evolution("feedback", experience_id, redacted, by)
             self.start(new_id("feedback"), self.count("feedback_sent", sending))
-        if self.words is not None and (words := redacted.comment.strip()):
+        if self.learns_words and (words := redacted.comment.strip()):
             # The same for a repetition: Evolution takes it once.
             id = f"task_{hashlib.sha256(f'{experience_id} {words}'.encode()).hexdigest()[:16]}"
             if len(self.tasks) >= self.config.evolution.queue:
                 self.counts["follow_skipped"] += 1
             elif id not in self.tasks:
-                self.start(id, self.words.learn(id, experience, words, voter))
+                learning = self._learn_words(id, experience, words, voter)
+                self.start(id, self.count("words_sent", learning))
         return experience
+
+    async def _learn_words(self, id: str, experience: Experience, words: str, voter: str) -> bool:
+        """Ask the policy again with a user's words, and submit what it answers clearly as the task ``id``.
+
+        False if nothing can be learnt, counted as ``words_unclear``, and if Evolution refuses the task.
+        """
+        c, student = self.config, experience.trajectory
+        answer = await self._ask_again(experience, words)
+        task = make_task(answer.group, answer.verdict, c.evolution, c.rewards, user=voter) if answer else None
+        moved = [transplant(student, teacher) for teacher in task.trajectories] if task else []
+        trajectories = [trajectory for trajectory in moved if trajectory is not None]
+        if answer is None or task is None or not trajectories:
+            self.counts["words_unclear"] += 1
+            return False
+        # No ``experience_id``: what is said of that answer is not said of this label.
+        details = {"id": id, "trajectories": trajectories, "experiences": {student.id: experience.id}}
+        verdict = answer.verdict.model_copy(update={"reason": TOLD})
+        task = task.model_copy(update=details)
+        return bool(await self.tell_evolution("submit", task, answer.views, verdict, experience.question))
+
+    async def _ask_again(self, experience: Experience, words: str) -> Answer | None:
+        """The policy's answer with a user's words; None if it had none, or may not learn from the request."""
+        assert self.retrieval.memory is not None
+        c, question = self.config, told(experience, words)
+        pngs = await self.retrieval.memory.pictures(experience.id)
+        sent = [original(media.id) for media in question.media]
+        if experience.verdict.answer is None or not sent or not pngs.keys() >= set(sent):
+            return None
+        default = c.serve.sampling
+        query = AgentQuery(
+            question.question,
+            [data_url(pngs[name]) for name in sent],
+            c.serve.samples,
+            SamplingParams(
+                default.temperature, default.top_p, c.dialogue.max_turn_tokens, priority=BATCH_PRIORITY
+            ),
+            max_turns=c.dialogue.max_turns_test,
+            learn=False,
+            remember=False,
+            history=question.history,
+        )
+        return await self.ask(query)
 
     async def _submit_update(self, id: str, answer: Answer, redacted: Experience, voter: str) -> bool:
         """False if the gate or Evolution refuses the task."""

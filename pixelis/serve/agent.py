@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import ctypes
 import hashlib
@@ -37,7 +36,7 @@ from pixelis.dialogue.failures import require_completed
 from pixelis.errors import BadImage, BadInput, InfraFailure
 from pixelis.evolution import privacy
 from pixelis.operations.encoded import read_encoded
-from pixelis.operations.image import image_pixels, load_image
+from pixelis.operations.image import data_url, image_pixels, load_image
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.operations.video import Clip, clip_pixels, open_clip
@@ -352,10 +351,6 @@ async def _shown_views(update: TurnUpdate) -> list[ImageView]:
     urls = await asyncio.to_thread(lambda: [data_url(privacy.clean_png(view)) for view in update.views])
     images = update.turn.observation.images if update.turn.observation is not None else []
     return [image.model_copy(update={"uri": url}) for image, url in zip(images, urls, strict=True)]
-
-
-def data_url(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
 def data_urls(pictures: Mapping[str, bytes]) -> dict[str, str]:

@@ -34,11 +34,12 @@ from pixelis.datasets.questions import read_questions
 from pixelis.dialogue.session import SamplingParams
 from pixelis.evolution import audit
 from pixelis.evolution.privacy import clean_png
+from pixelis.operations.image import data_url
 from pixelis.policy.adapters import load_adapter, save_adapter
 from pixelis.policy.model_path import resolve
 from pixelis.policy.train_step import Trainer
 from pixelis.records import Demonstration, PolicyVersion, Question, Step, VersionStatus
-from pixelis.serve.agent import Agent, data_url
+from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer, Backends
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

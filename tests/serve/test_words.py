@@ -31,8 +31,8 @@ from pixelis.evolution import privacy
 from pixelis.evolution.words import original
 from pixelis.jobs import serve as serve_job
 from pixelis.jobs import sft
+from pixelis.operations.image import data_url
 from pixelis.records import Trajectory
-from pixelis.serve.agent import data_url
 from pixelis.serve.agent_types import Backends
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -44,6 +44,7 @@ COMMENT = "No, it is say 8 to anna@example.com"
 def settings_of_words(settings: Callable[..., Config], tmp_path: Path) -> Config:
     own = ["evolution.words=true", "evolution.objective=answer", "evolution.batch=1", f"run.dir={tmp_path}"]
     own += ["memory.write_timeout_s=30", "serve.timeout_s=60", "evolution.gate=0.7"]
+    own += ["evolution.queue=64"]  # with work after so many replies a comment is left out
     return settings(*own)
 
 
@@ -68,8 +69,8 @@ async def ask(client: httpx.AsyncClient, text: str, **more: Any) -> str:
 
 
 async def counts(client: httpx.AsyncClient) -> Counter[str]:
-    """The outcomes of words, without the label of the replica."""
-    pattern = r"^pixelis_agent_(words_\w+)_total\{.*\} (\S+)$"
+    """The outcomes of words, and how often they were left out, without the label of the replica."""
+    pattern = r"^pixelis_agent_(words_\w+|follow_skipped)_total\{.*\} (\S+)$"
     text = (await client.get("/metrics")).text
     return Counter({name: int(float(count)) for name, count in re.findall(pattern, text, re.MULTILINE)})
 
@@ -78,6 +79,7 @@ async def settle(client: httpx.AsyncClient, outcomes: int) -> Counter[str]:
     """The counts once there are so many outcomes."""
     async with asyncio.timeout(120):
         while (found := await counts(client)).total() < outcomes:
+            assert not found["follow_skipped"], found
             await asyncio.sleep(0.1)
     return found
 
@@ -95,18 +97,14 @@ def test_a_comment_makes_one_task_without_its_words_on_the_prompt_of_the_answer(
             stored = await memory.get(answered)
             assert stored is not None
             assert original("img0") in await memory.pictures(answered)
-            for comment in (COMMENT, COMMENT, "thank you", ""):
-                body = {"experience_id": answered, "correct": False, "comment": comment}
-                reply = await client.post("/v1/feedback", json=body)
-                assert reply.status_code == 200, reply.text
-
-            before = (await settle(client, 2)).total()
             unlearnt = await ask(client, "say 1,2,3,4", learn=False)
             assert original("img0") not in await memory.pictures(unlearnt)
-            await client.post("/v1/feedback", json={"experience_id": unlearnt, "comment": COMMENT})
-            figures = await settle(client, before + 1)
-            assert figures["words_failed"] == 0
-            assert figures["words_unclear"] >= 2
+            comments = [(answered, COMMENT), (answered, "thank you"), (answered, ""), (unlearnt, COMMENT)]
+            for id, comment in comments:
+                body = {"experience_id": id, "correct": False, "comment": comment}
+                reply = await client.post("/v1/feedback", json=body)
+                assert reply.status_code == 200, reply.text
+            assert await settle(client, 3) == {"words_sent": 1, "words_unclear": 2}
             batch = await asyncio.wait_for(evolution.next_batch.remote(0, 1, 0), 60)
             (group,), (views,) = batch.groups, fetch(batch.views)
             assert group.question.meta["pseudo_label"] == "8"
@@ -173,5 +171,5 @@ async def correct(config: Config, backends: Backends) -> None:
             if wrong == 12:
                 break
         figures = await settle(client, wrong)
-        assert figures["words_failed"] == 0
+        assert figures["words_sent_failed"] == 0
         assert figures["words_sent"] >= wrong / 4

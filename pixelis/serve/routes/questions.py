@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response
 
+from pixelis.operations.image import data_url
 from pixelis.protocol.chat import ChatBody
 from pixelis.protocol.errors import ApiError
 from pixelis.protocol.responses import ResponsesBody
 from pixelis.records import Exchange, Experience
-from pixelis.serve.agent import data_url
 from pixelis.serve.dependencies import (
     Admitted,
     EntityId,

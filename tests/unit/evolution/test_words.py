@@ -65,35 +65,31 @@ def trajectories(draw: st.DrawFn, pictures: int) -> tuple[Trajectory, list[np.nd
 
 @given(data=st.data(), pictures=st.integers(0, 2))
 def test_the_teachers_turns_follow_the_students_prompt(data: st.DataObject, pictures: int) -> None:
-    student, shown = data.draw(trajectories(pictures))
+    student, _ = data.draw(trajectories(pictures))
     teacher, seen = data.draw(trajectories(pictures))
-    moved = transplant(student, shown, teacher, seen)
+    moved = transplant(student, teacher)
     assert moved is not None
-    trajectory, views = moved
     prompt, taught = prompt_of(student), prompt_of(teacher)
-    sample, original = from_trajectory(trajectory, views), from_trajectory(teacher, seen)
+    sample, original = from_trajectory(moved, seen), from_trajectory(teacher, seen)
     start, end = sum(len(t.tokens) for t in prompt), sum(len(t.tokens) for t in taught)
     assert sample.tokens.tolist()[:start] == [token for turn in prompt for token in turn.tokens]
     assert not sample.mask[:start].any()
     for name in ("tokens", "mask", "log_probs"):
         np.testing.assert_array_equal(getattr(sample, name)[start:], getattr(original, name)[end:])
-    expected = [*shown[:pictures], *seen[pictures:]]
-    assert len(views) == len(trajectory.images) == sum(len(turn.images) for turn in trajectory.turns)
-    assert all(view is other for view, other in zip(views, expected, strict=True))
-    assert [i.id for i in trajectory.images] == [id for turn in trajectory.turns for id in turn.images]
-    assert trajectory.transplanted
-    assert (trajectory.answer, trajectory.id) == (teacher.answer, teacher.id)
+    assert [i.id for i in moved.images] == [id for turn in moved.turns for id in turn.images]
+    assert moved.transplanted
+    assert (moved.answer, moved.id) == (teacher.answer, teacher.id)
 
 
 @given(data=st.data())
 def test_nothing_is_moved_to_a_redacted_prompt_or_one_with_other_views(data: st.DataObject) -> None:
-    student, shown = data.draw(trajectories(1))
-    teacher, seen = data.draw(trajectories(1))
+    student, _ = data.draw(trajectories(1))
+    teacher, _ = data.draw(trajectories(1))
     other = teacher.model_copy(deep=True)
     other.images[0].view_size = (4, 8)
-    assert transplant(student, shown, other, seen) is None
+    assert transplant(student, other) is None
     student.turns[0].tokens = []
-    assert transplant(student, shown, teacher, seen) is None
+    assert transplant(student, teacher) is None
 
 
 QUESTION = Question(
@@ -163,12 +159,12 @@ def test_the_words_are_a_user_turn_of_the_teacher_and_in_no_sample() -> None:
     assert sum(turn.tokens.count(stop) for turn in plain) == sum(
         turn.tokens.count(stop) for turn in prompt_of(teacher)
     ), "a text that spells a control token stays text"
-    moved = transplant(asked.trajectory, seen, teacher, seen)
+    moved = transplant(asked.trajectory, teacher)
     assert moved is not None
-    tokens = from_trajectory(*moved).tokens.tolist()
+    tokens = from_trajectory(moved, seen).tokens.tolist()
     student = [token for turn in prompt_of(asked.trajectory) for token in turn.tokens]
     assert tokens[: len(student)] == student
-    text = r.tokenizer.decode(tokens) + "".join(turn.text for turn in moved[0].turns)
+    text = r.tokenizer.decode(tokens) + "".join(turn.text for turn in moved.turns)
     assert not any(word in text for word in ("purple", "bottom", "No,"))
 
 

@@ -63,7 +63,7 @@ def after_reply_of(*overrides: str) -> tuple[AfterReply, RecordingMemory]:
 
     memory = RecordingMemory()
     retrieval: Any = SimpleNamespace(memory=memory, writes=True)
-    return AfterReply(load(None, list(overrides)), retrieval, evolution, Counter()), memory
+    return AfterReply(load(None, list(overrides)), retrieval, evolution, Counter(), SilentEvolution()), memory
 
 
 async def remember(after: AfterReply, answer: Answer, **options: Any) -> None:

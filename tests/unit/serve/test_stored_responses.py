@@ -10,9 +10,9 @@ from gateways import client
 
 from pixelis.config import load
 from pixelis.errors import BadInput
+from pixelis.operations.image import data_url
 from pixelis.protocol.answer_format import AnswerFormat
 from pixelis.records import Exchange, Experience, ImageView, Media, Question, Trajectory, Verdict
-from pixelis.serve.agent import data_url
 from pixelis.serve.agent_types import AgentQuery
 
 ID = "0123456789abcdef"

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pixelis.config import load
+from pixelis.config import Config, load
 from pixelis.dialogue.session import BATCH_PRIORITY
 from pixelis.errors import InfraFailure
 from pixelis.evolution import privacy
 from pixelis.evolution.words import original
 from pixelis.records import (
     Experience,
+    Feedback,
     Group,
     ImageView,
     Media,
@@ -29,12 +32,11 @@ from pixelis.records import (
     Verdict,
 )
 from pixelis.rewards.vote import TOLD, vote
-from pixelis.serve import words
+from pixelis.serve.after_reply import AfterReply
 from pixelis.serve.agent_types import AgentQuery, Answer
-from pixelis.serve.words import Words
 
 SENT = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
-SHOWN, SEEN = SENT[:8, :8], SENT[8:, 8:]
+SHOWN = SENT[:8, :8]
 CONFIG = load(None, ["evolution.words=true", "evolution.objective=answer", "evolution.cold_start=0"])
 
 
@@ -87,31 +89,45 @@ class Service:
         question = Question(id="told", question=query.question, history=query.history, media=media)
         group = [trajectory(question, f"t{i}", a, [8, 8, 8]) for i, a in enumerate(self.answers)]
         verdict = vote(group, (), CONFIG.evolution, question, 0.0)
-        views = SimpleNamespace(get=self.views)
         whole = Group(id="g", question=question, trajectories=group)
-        return Answer(verdict, whole, group[0], views, group)  # type: ignore[arg-type]
-
-    async def views(self) -> dict[str, list[np.ndarray]]:
-        return {f"t{i}": [SENT, SEEN] for i in range(len(self.answers))}
+        return Answer(verdict, whole, group[0], "views of the group", group)  # type: ignore[arg-type]
 
     async def pictures(self, id: str) -> dict[str, bytes]:
         return {name: privacy.clean_png(picture) for name, picture in self.stored.items()}
 
-    async def call(self, *arguments: Any) -> bool:
-        self.sent.append(arguments)
-        return True
+    async def feedback(self, id: str, feedback: Feedback) -> Experience:
+        return experience(self.prompt)
 
-    def learn(self, prompt: list[int]) -> Counter[str]:
-        service: Any = self
-        learner = Words(CONFIG, self.ask, service, self.call, self.counts)
-        asyncio.run(learner.learn("task_1", experience(prompt), "No, the red one.", "anna"))
-        return self.counts
+    async def evolution(self) -> Any:
+        def remote(method: str, *arguments: Any) -> Any:
+            async def call() -> bool:
+                self.sent.append((method, *arguments))
+                return True
 
+            return call()
 
-@pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """References are the values themselves."""
-    monkeypatch.setattr(words.ray, "put", lambda value: value)
+        return SimpleNamespace(
+            submit=SimpleNamespace(remote=partial(remote, "submit")),
+            feedback=SimpleNamespace(remote=partial(remote, "feedback")),
+        )
+
+    def learn(
+        self, prompt: list[int], comments: Sequence[str] = ("No, the red one.",), config: Config = CONFIG
+    ) -> Counter[str]:
+        """Comment on the experience; the outcomes."""
+        self.prompt = prompt
+
+        async def scenario() -> None:
+            retrieval: Any = SimpleNamespace(memory=self, writes=True)
+            after = AfterReply(config, retrieval, self.evolution, self.counts, self.ask)
+            for comment in comments:
+                await after.feedback("exp_1", Feedback(comment=comment, created_at=1.0), voter="anna")
+            await after.drain(10)
+            assert not after.tasks
+
+        asyncio.run(scenario())
+        self.sent = [call for call in self.sent if call[0] == "submit"]
+        return Counter({name: n for name, n in self.counts.items() if name.startswith("words")})
 
 
 STORED = {"img0": SHOWN, "obs1": SHOWN, original("img0"): SENT}
@@ -120,19 +136,16 @@ STORED = {"img0": SHOWN, "obs1": SHOWN, original("img0"): SENT}
 def test_the_picture_as_it_was_sent_is_shown_again_and_the_votes_become_a_task() -> None:
     service = Service("7777", STORED)
     assert service.learn([1, 2]) == {"words_sent": 1}
-    ((query,), ((method, task, held, verdict, question),)) = service.asked, service.sent
+    ((query,), ((_, task, views, verdict, question),)) = service.asked, service.sent
     assert (query.question, [e.answer for e in query.history]) == ("No, the red one.\nWhich digit?", ["3"])
     assert (query.learn, query.remember, query.sampling.priority) == (False, False, BATCH_PRIORITY)
     assert base64.b64decode(query.images[0].partition(",")[2]) == privacy.clean_png(SENT)
-    assert (method, verdict.reason, question.question) == ("submit", TOLD, "Which digit?")
+    assert (views, verdict.reason, question.question) == ("views of the group", TOLD, "Which digit?")
     assert isinstance(task, UpdateTask)
-    assert (task.id, task.pseudo_label, task.user) == ("task_1", "7", "anna")
+    assert (task.pseudo_label, task.user) == ("7", "anna")
     assert (task.experience_id, task.experience_ids) == ("", {"exp_1"})
     for moved in task.trajectories:
         assert (moved.token_ids(), moved.transplanted) == ([1, 2, 20, 30, 40], True)
-        shown, seen = held.added[moved.id]
-        np.testing.assert_array_equal(shown, SHOWN)
-        np.testing.assert_array_equal(seen, SEEN)
     assert "red one" not in task.model_dump_json() + question.model_dump_json()
 
 
@@ -141,10 +154,9 @@ def test_the_picture_as_it_was_sent_is_shown_again_and_the_votes_become_a_task()
     [
         ("7892", STORED, [1], True),
         ("7777", {"img0": SHOWN}, [1], False),
-        ("7777", {original("img0"): SENT}, [1], False),
         ("7777", STORED, [], True),
     ],
-    ids=["unclear", "not to be learnt from", "without views", "redacted"],
+    ids=["unclear", "not to be learnt from", "redacted"],
 )
 def test_nothing_is_sent(answers: str, stored: dict[str, np.ndarray], prompt: list[int], asks: bool) -> None:
     service = Service(answers, stored)
@@ -153,4 +165,17 @@ def test_nothing_is_sent(answers: str, stored: dict[str, np.ndarray], prompt: li
 
 
 def test_a_failure_is_counted() -> None:
-    assert Service("", STORED).learn([1]) == {"words_failed": 1}
+    assert Service("", STORED).learn([1]) == {"words_sent_failed": 1}
+
+
+def test_a_repeated_comment_is_asked_once_and_a_blank_one_never() -> None:
+    service = Service("7777", STORED)
+    assert service.learn([1], ["No, the red one.", " ", "No, the red one. "]) == {"words_sent": 1}
+    assert len(service.asked) == 1
+
+
+def test_a_comment_is_left_out_while_there_is_too_much_work() -> None:
+    service = Service("7777", STORED)
+    full = CONFIG.evolution.model_copy(update={"queue": 1})
+    assert not service.learn([1], config=CONFIG.model_copy(update={"evolution": full}))
+    assert (service.counts["follow_skipped"], service.counts["feedback"], service.asked) == (1, 1, [])
