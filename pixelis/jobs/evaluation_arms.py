@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -62,7 +63,7 @@ def summary_of(
     }
     if causal := looking(groups):
         metrics["looking"] = causal
-    if uses := capabilities(groups):
+    if uses := capabilities(groups, causal.get("bar", -math.inf)):
         metrics |= {"capabilities": uses, "error_causes": error_causes(groups)}
     return {"name": name, **summarise(groups), **breakdown(groups), **metrics}
 
