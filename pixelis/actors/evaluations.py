@@ -21,6 +21,7 @@ from pixelis.datasets.labels import Labels
 from pixelis.datasets.questions import read_questions, require_text
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import DataFailure
+from pixelis.evaluation.looking import looking
 from pixelis.evaluation.metrics import evaluation_metrics, summarise
 from pixelis.records import Group, Question
 from pixelis.telemetry import diagnosis, events
@@ -92,8 +93,10 @@ class Evaluations:
             )
         summaries = {name: summarise(groups) for name, (groups, _) in results.items()}
         metrics = evaluation_metrics(summaries)
+        every = [group for groups, _ in results.values() for group in groups]
+        if uses := looking(every):
+            metrics["evaluate/causal_use"] = uses["mean"]
         for level in levels:
-            every = [group for groups, _ in results.values() for group in groups]
             of_level = [group for group in every if group.question.meta.get("level") == level]
             if (accuracy := summarise(of_level)["accuracy"]) is not None:
                 metrics[f"evaluate/accuracy_{level}"] = accuracy
