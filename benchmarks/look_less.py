@@ -1,6 +1,6 @@
 """Looking less: a policy that zooms into everything is distilled into one that zooms only where it must.
 
-    python -m benchmarks.look_less [--seeds 42 43 44] [--sizes 1,8,9,10] [--dir runs/look_less]
+    python -m benchmarks.look_less [--seeds 42 43 44] [--sizes 1,8,9,9,10,10] [--dir runs/look_less]
 
 For each seed: SFT on cards of graded sizes, where half of the demonstrations zoom in and the others, which are
 told not to, answer at once; GRPO, after which the policy (P) zooms into nearly all cards; `pixelis distill`;
@@ -150,8 +150,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
-    parser.add_argument("--sizes", default="1,8,9,10", help="factors of a card's size")
-    parser.add_argument("--sft-steps", type=int, default=500)
+    parser.add_argument("--sizes", default="1,8,9,9,10,10", help="factors of a card's size, equally likely")
+    parser.add_argument("--sft-steps", type=int, default=600)
     parser.add_argument("--rft-steps", type=int, default=15)
     parser.add_argument("--questions", type=int, default=600, help="questions that are distilled")
     parser.add_argument("--distilled-steps", type=int, default=100)
