@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import keep_arguments, machine, parse_args
+from benchmarks.learning_trap import sampled
 from pixelis.config import Config, absolute, load
 from pixelis.jobs import rft, sft
 from pixelis.jobs.driver import driver
@@ -28,7 +29,7 @@ from pixelis.policy import checkpoint
 from pixelis.telemetry import events
 
 STARTS = {
-    "better": ["data.demonstrations=cards:?split=train", "data.direct_share=0.93"],
+    "better": ["data.demonstrations=cards:?split=train&hints=0.5", "data.direct_share=0.97"],
     "sparse": ["data.demonstrations=cards:?split=train&hints=0.5", "data.direct_share=0.995"],
 }
 """Demonstrations of each part's initial policy."""
@@ -129,16 +130,19 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", help="only these arms; default: all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
     parser.add_argument("--sft-steps", type=int, default=150)
-    parser.add_argument("--grpo-steps", type=int, default=40)
+    parser.add_argument("--grpo-steps", type=int, default=30)
     parser.add_argument("--sparse-steps", type=int, default=20)
     parser.add_argument("--questions-per-step", type=int, default=8)
     parser.add_argument("--group", type=int, default=8, help="rollouts of a question")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--questions", type=int, default=200, help="held-out questions of each evaluation")
+    parser.add_argument(
+        "--episodes", type=int, default=1000, help="sampled episodes that measure a start's looks"
+    )
     parser.add_argument("--every", type=int, default=2, help="steps between evaluations")
     parser.add_argument("--dir", type=Path, default=Path("runs/distillation"))
     smoke = {"sft_steps": 1, "grpo_steps": 2, "sparse_steps": 1, "questions_per_step": 2, "questions": 2}
-    args = parse_args(parser, **smoke, seeds=[42], every=1)
+    args = parse_args(parser, **smoke, seeds=[42], every=1, episodes=4)
     folder = args.dir.absolute()
     keep_arguments(folder, args, "seeds", "parts", "arms")
     path = folder / "rows.jsonl"
@@ -153,7 +157,9 @@ def main() -> None:
                         continue
                     adapter = initial_policy(place / "sft", part, seed, args)
                     result = run(place / arm, adapter, seed, keys, args)
-                    row = {"part": part, "arm": arm, "seed": seed, **result, "machine": machine()}
+                    looks = sampled(place / "sampled", adapter, args)
+                    row = {"part": part, "arm": arm, "seed": seed, **result, "start": looks}
+                    row["machine"] = machine()
                     with path.open("a", encoding="utf-8") as lines:
                         lines.write(json.dumps(row) + "\n")
                     rows.append(row)
