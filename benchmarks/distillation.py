@@ -30,7 +30,7 @@ from pixelis.telemetry import events
 
 STARTS = {
     "better": ["data.demonstrations=cards:?split=train&hints=0.5", "data.direct_share=0.97"],
-    "sparse": ["data.demonstrations=cards:?split=train&hints=0.5", "data.direct_share=1.0"],
+    "sparse": ["data.demonstrations=cards:?split=train&hints=0.5", "data.direct_share=0.995"],
 }
 """Demonstrations of each part's initial policy."""
 MARGIN = 0.02
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
     parser.add_argument("--sft-steps", type=int, default=150)
     parser.add_argument("--grpo-steps", type=int, default=16)
-    parser.add_argument("--sparse-steps", type=int, default=12)
+    parser.add_argument("--sparse-steps", type=int, default=16)
     parser.add_argument("--questions-per-step", type=int, default=8)
     parser.add_argument("--group", type=int, default=8, help="rollouts of a question")
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument(
         "--episodes", type=int, default=1000, help="sampled episodes that measure a start's looks"
     )
-    parser.add_argument("--every", type=int, default=1, help="steps between evaluations")
+    parser.add_argument("--every", type=int, default=2, help="steps between evaluations")
     parser.add_argument("--dir", type=Path, default=Path("runs/distillation"))
     smoke = {"sft_steps": 1, "grpo_steps": 2, "sparse_steps": 1, "questions_per_step": 2, "questions": 2}
     args = parse_args(parser, **smoke, seeds=[42], every=1, episodes=4)
