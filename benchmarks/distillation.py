@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
     parser.add_argument("--sft-steps", type=int, default=150)
     parser.add_argument("--grpo-steps", type=int, default=16)
-    parser.add_argument("--sparse-steps", type=int, default=16)
+    parser.add_argument("--sparse-steps", type=int, default=20)
     parser.add_argument("--questions-per-step", type=int, default=8)
     parser.add_argument("--group", type=int, default=8, help="rollouts of a question")
     parser.add_argument("--lr", type=float, default=1e-3)
