@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", help="only these arms; default: all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
     parser.add_argument("--sft-steps", type=int, default=150)
-    parser.add_argument("--grpo-steps", type=int, default=16)
+    parser.add_argument("--grpo-steps", type=int, default=30)
     parser.add_argument("--sparse-steps", type=int, default=20)
     parser.add_argument("--questions-per-step", type=int, default=8)
     parser.add_argument("--group", type=int, default=8, help="rollouts of a question")
