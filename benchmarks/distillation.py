@@ -2,9 +2,10 @@
 
     python -m benchmarks.distillation [--parts better sparse] [--seeds 42 43 44] [--dir runs/distillation]
 
-`better`: a teacher that knows more. GRPO trains an SFT policy of which few sampled episodes look; from the same
-policy another run distils that result on other questions, without rewards, in half of the steps. Printed at the
-end: after how many steps each reaches the teacher's accuracy. `sparse`: a teacher that sees more. The start is an
+`better`: a teacher that knows more. The start is the imprecise SFT policy of `benchmarks.learning_trap`, which
+answers at once and misses the cards when it looks; the teacher is one whose SFT always looked, precisely. From
+the start go on GRPO, and, in half of its steps, distillation of the teacher without rewards. Printed at the end:
+after how many steps each reaches the teacher's accuracy. `sparse`: a teacher that sees more. The start is an
 SFT policy that hardly ever looks; half of its demonstrations have the evidence in the user's turn, so that it can
 read that. From it go on GRPO, and a self-teacher, the start itself, with `context=evidence` and without rewards.
 All have the same number of questions and rollouts a step and the same learning rate, and evaluate greedily on
@@ -23,16 +24,18 @@ from typing import Any
 from benchmarks.harness import keep_arguments, machine, parse_args
 from benchmarks.learning_trap import sampled
 from pixelis.config import Config, absolute, load
-from pixelis.jobs import rft, sft
+from pixelis.jobs import evaluate, rft, sft
 from pixelis.jobs.driver import driver
 from pixelis.policy import checkpoint
 from pixelis.telemetry import events
 
 STARTS = {
-    "better": ["data.demonstrations=cards:?split=train&hints=0.5", "data.direct_share=0.97"],
+    "better": ["data.demonstrations=cards:?split=train&aim=0.15", "data.direct_share=0.7"],
     "sparse": ["data.demonstrations=cards:?split=train&hints=0.5", "data.direct_share=0.995"],
 }
 """Demonstrations of each part's initial policy."""
+EXPERT = ["data.demonstrations=cards:?split=train", "data.direct_share=0"]
+"""Demonstrations of the better teacher."""
 MARGIN = 0.02
 """By which an accuracy may be below the teacher's and still count as reaching it."""
 REWARDS = ["rewards.weights.accuracy=1.0", "rewards.weights.format=0.1", "rewards.weights.curiosity=0"]
@@ -54,20 +57,19 @@ def config_of(folder: Path, seed: int, *overrides: str) -> Config:
     return absolute(load("configs/nano/base.yaml", keys))
 
 
-def initial_policy(folder: Path, part: str, seed: int, args: argparse.Namespace) -> Path:
-    """The checkpoint of the SFT policy that the runs start from; train it unless it exists."""
-    keys = [f"sft.steps={args.sft_steps}", "learner.lr=2e-3", "learner.schedule=cosine", *STARTS[part]]
+def policy_of(folder: Path, demonstrations: list[str], seed: int, args: argparse.Namespace) -> Path:
+    """The checkpoint of an SFT policy; train it unless it exists."""
+    keys = [f"sft.steps={args.sft_steps}", "learner.lr=2e-3", "learner.schedule=cosine", *demonstrations]
     return checkpoint.latest(folder) or sft.run(config_of(folder, seed, *keys))
 
 
 def arms_of(part: str, folder: Path, seed: int, args: argparse.Namespace) -> dict[str, list[str]]:
     """Overrides of the arms of a part, in the order in which they run."""
-    fresh = f"data.train=cards:?split=train&seed={seed + 1000}"
     if part == "better":
-        teacher = f"rft.teacher.model={folder / 'grpo' / 'checkpoints' / f'step_{args.grpo_steps:08d}'}"
+        teacher = f"rft.teacher.model={policy_of(folder / 'expert', EXPERT, seed, args)}"
         return {
+            "distilled": [teacher, "rft.teacher.rewards=false", f"rft.steps={args.grpo_steps // 2}"],
             "grpo": [*REWARDS, f"rft.steps={args.grpo_steps}"],
-            "distilled": [teacher, "rft.teacher.rewards=false", fresh, f"rft.steps={args.grpo_steps // 2}"],
         }
     shown = ["rft.teacher.context=evidence", "rft.teacher.model=version:0", "rft.teacher.rewards=false"]
     steps = f"rft.steps={args.sparse_steps}"
@@ -98,6 +100,14 @@ def run(folder: Path, adapter: Path, seed: int, keys: list[str], args: argparse.
     }
 
 
+def accuracy_of(folder: Path, seed: int, args: argparse.Namespace) -> float:
+    """The better teacher's, on the questions of all evaluations."""
+    adapter = policy_of(folder / "expert", EXPERT, seed, args)
+    keys = [f"policy.adapter={adapter}", f"evaluate.questions={args.questions}", "evaluate.causal_use=0"]
+    (summary,) = evaluate.run(config_of(folder / "teacher", seed, *keys))
+    return summary["accuracy"]
+
+
 def reached(accuracy: dict[int, float], goal: float) -> int | None:
     """The first step from which two evaluations in a row have at least this accuracy; of the last, one is enough."""
     steps = sorted(accuracy)
@@ -106,19 +116,14 @@ def reached(accuracy: dict[int, float], goal: float) -> int | None:
 
 
 def report(rows: list[dict[str, Any]]) -> None:
-    """Print the steps to the teacher's accuracy less MARGIN, which GRPO has at its last step, and their ratio."""
-    curves = {
-        (row["arm"], row["seed"]): {int(step): value for step, value in row["accuracy"].items()}
-        for row in rows
-        if row["part"] == "better"
-    }
-    for seed in sorted({seed for _, seed in curves}):
-        if all((arm, seed) in curves for arm in ("grpo", "distilled")):
-            grpo, distilled = curves["grpo", seed], curves["distilled", seed]
-            goal = grpo[max(grpo)] - MARGIN
-            plain, taught = reached(grpo, goal), reached(distilled, goal)
-            ratio = f"{taught / plain:.2f}" if plain and taught else "-"
-            print(f"better {seed}: {goal:.3f} after {plain} steps of GRPO, {taught} distilled: {ratio}")
+    """Print the steps of each arm to the teacher's accuracy less MARGIN."""
+    for row in rows:
+        if row["part"] == "better":
+            curve = {int(step): value for step, value in row["accuracy"].items()}
+            step = reached(curve, row["teacher"] - MARGIN)
+            print(
+                f"{row['arm']} {row['seed']}: {step} of {max(curve)} steps to {row['teacher'] - MARGIN:.3f}"
+            )
 
 
 def main() -> None:
@@ -155,10 +160,12 @@ def main() -> None:
                 for arm, keys in arms_of(part, place, seed, args).items():
                     if (part, arm, seed) in done or (args.arms and arm not in args.arms):
                         continue
-                    adapter = initial_policy(place / "sft", part, seed, args)
+                    adapter = policy_of(place / "sft", STARTS[part], seed, args)
                     result = run(place / arm, adapter, seed, keys, args)
-                    looks = sampled(place / "sampled", adapter, args)
-                    row = {"part": part, "arm": arm, "seed": seed, **result, "start": looks}
+                    row = {"part": part, "arm": arm, "seed": seed, **result}
+                    row["start"] = sampled(place / "sampled", adapter, args)
+                    if part == "better":
+                        row["teacher"] = accuracy_of(place, seed, args)
                     row["machine"] = machine()
                     with path.open("a", encoding="utf-8") as lines:
                         lines.write(json.dumps(row) + "\n")
