@@ -1,6 +1,7 @@
 """On-policy distillation against plain rewards, with the embedded model.
 
-    python -m benchmarks.distillation [--parts better sparse] [--seeds 42 43 44] [--dir runs/distillation]
+    python -m benchmarks.distillation --parts sparse [--seeds 42 43 44] [--dir runs/distillation]
+    python -m benchmarks.distillation --parts better --questions-per-step 16 --every 4 --dir runs/better
 
 `better`: a teacher that knows more. The start is the imprecise SFT policy of `benchmarks.learning_trap`, which
 answers at once and misses the cards when it looks; the teacher is one whose SFT always looked, precisely. From
@@ -135,7 +136,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", help="only these arms; default: all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
     parser.add_argument("--sft-steps", type=int, default=150)
-    parser.add_argument("--grpo-steps", type=int, default=30)
+    parser.add_argument("--grpo-steps", type=int, default=80)
     parser.add_argument("--sparse-steps", type=int, default=20)
     parser.add_argument("--questions-per-step", type=int, default=8)
     parser.add_argument("--group", type=int, default=8, help="rollouts of a question")

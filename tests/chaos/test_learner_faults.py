@@ -302,6 +302,7 @@ def test_two_jobs_at_once_on_one_cluster_do_not_disturb_each_other(
     wait_until(lambda: all(group["state"] == "REMOVED" for group in placement_group_table().values()), 30)
 
 
+@pytest.mark.long  # tests/engines/test_hf.py: sleep; tests/unit/actors/test_generator_router.py: of all generators
 def test_the_generators_of_a_colocated_run_sleep_while_the_learner_works(
     uninterrupted: Path, record_figures: RecordFigures
 ) -> None:
