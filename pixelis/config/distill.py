@@ -17,3 +17,6 @@ class DistillConfig(Section):
     """share of the questions that only choose the threshold, by the tolerance and risk of evolution.canary"""
     keep: PositiveInt = 1
     """demonstrations of a question at most, those of fewest tokens"""
+    looks: PositiveInt = 1
+    """times as many of a question that is looked at: a greedy policy then answers at once only where more than
+    looks / (1 + looks) of the questions like it are, since a guess costs more than a look"""

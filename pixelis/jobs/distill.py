@@ -90,7 +90,7 @@ def distil(config: Config, played: list[Played]) -> tuple[list[Demonstration], d
         if p.looking.question.id in outcomes:
             continue
         arm = "at_once" if answers_at_once(p.outcomes, threshold) else "looking"
-        own = p.demonstrations(threshold, s.keep)
+        own = p.demonstrations(threshold, s.keep * (s.looks if arm == "looking" else 1))
         dropped["no_right_episode"] += not own
         for category in categories_of(p.looking):
             by_category.setdefault(category, Counter())[arm if own else "dropped"] += 1
