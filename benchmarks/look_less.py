@@ -121,7 +121,7 @@ def row_of(folder: Path, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     made = folder / "distill"
     summary = distill.run(config_of(made, seed, "distill", fresh, *limits))
     again = [f"data.demonstrations={made / distill.FILE}", f"policy.adapter={looks}"]
-    again += [f"sft.steps={args.distilled_steps}", "learner.lr=1e-3"]
+    again += [f"sft.steps={args.distilled_steps}", "learner.lr=5e-4"]
     decides = trained(config_of(folder / "distilled", seed, "sft", *again), args.distilled_steps, sft.run)
     held_out = [f"data.evaluate=cards:?split=test&seed=7&sizes={args.sizes}"]
     held_out.append(f"evaluate.questions={args.held_out}")
