@@ -20,7 +20,7 @@ from pixelis.datasets.refinement.looking import (
     mixture,
 )
 from pixelis.evolution import canary
-from pixelis.jobs.distill import choose_threshold
+from pixelis.jobs.distill import choose_threshold, distil
 from pixelis.policy.model_path import resolve
 from pixelis.records import Question
 from pixelis.rewards.services import Services
@@ -112,6 +112,23 @@ def test_demonstrations_are_right_episodes_of_the_chosen_arm(services):
     assert [len(d.turns) for d in direct] == [1, 1]
     assert len({d.id for d in direct}) == 2
     assert played.demonstrations(1.0, keep=1) == [shown]
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_question_that_is_looked_at_may_be_demonstrated_more_often(services, looks):
+    """Too few are held out to choose a threshold, so that all look; three of the episodes are right."""
+    config = load("configs/nano/distill.yaml", [f"distill.looks={looks}", "distill.holdout=0.1"])
+
+    def scored(answer: str, ok: int = 0):
+        made = episode(answer, ok)
+        made.rewards = {"accuracy": float(answer == "7")}
+        return made
+
+    looking = group(scored("7", 1), scored("7", 1), scored("7", 1), scored("3", 1))
+    played = Played.of(looking, group(scored("3"), scored("7")), REWARDS, services)
+    demonstrations, summary = distil(config, [played])
+    assert summary["threshold"] is None
+    assert [len(d.steps) for d in demonstrations] == [1] * looks
 
 
 def test_a_demonstration_plays_to_the_tokens_of_its_episode():
