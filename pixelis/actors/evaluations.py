@@ -131,8 +131,15 @@ class Evaluations:
             async def answer(number: int, question: Question, label: str, seed: int) -> ScoredGroup:
                 sampling = SamplingParams(e.sampling.temperature, e.sampling.top_p, d.max_turn_tokens, seed)
                 id = f"{label}-{question.id}"
-                request = RolloutRequest(question, id, samples, sampling, operations, d.max_turns_test)
-                request = replace(request, causal_use=number < e.causal_use)
+                request = RolloutRequest(
+                    question,
+                    id,
+                    samples,
+                    sampling,
+                    operations,
+                    d.max_turns_test,
+                    causal_use=number < e.causal_use,
+                )
                 async with gate:
                     scored = await self.rollouts.episodes(request, reserved=reserved)
                 self.finished[name] += 1

@@ -131,8 +131,10 @@ class Rollouts:
         sampling = SamplingParams(r.sampling.temperature, r.sampling.top_p, d.max_turn_tokens, seed)
         operations, name = self.config.toolbox.has_tools, f"s{step:06d}-{question.id}"
         try:
-            first = RolloutRequest(question, name, r.group_size, sampling, operations)
-            requests = [replace(first, causal_use=self._is_measured(name))]
+            causal_use = self._is_measured(name)
+            requests = [
+                RolloutRequest(question, name, r.group_size, sampling, operations, causal_use=causal_use)
+            ]
             if r.advantage.baseline == "greedy":
                 deterministic = replace(sampling, temperature=0.0, top_p=1.0)
                 requests.append(RolloutRequest(question, f"{name}-greedy", 1, deterministic, operations))

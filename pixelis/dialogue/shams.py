@@ -85,9 +85,9 @@ class Shams:
         if trajectory.stop_reason is not StopReason.ANSWER:
             return
         calls = [call for call in calls_shown(episode) if self._is_ours(episode, call)]
-        found = await asyncio.gather(*(self.of(question, episode, call, tools) for call in calls))
+        outcomes = await asyncio.gather(*(self.of(question, episode, call, tools) for call in calls))
         inputs: list[Input] = [(trajectory.token_ids(), episode.views)]
-        for call, shams in zip(calls, found, strict=True):
+        for call, shams in zip(calls, outcomes, strict=True):
             inputs += [self._replaced(episode, call, outcome) for outcome in shams.values()]
         if len(inputs) == 1:
             return
@@ -99,7 +99,7 @@ class Shams:
         except BadInput:  # a sham is longer, and does not fit the context
             return
         following = iter(values)
-        for call, shams in zip(calls, found, strict=True):
+        for call, shams in zip(calls, outcomes, strict=True):
             if shams:
                 call.outcome[0].answer_log_probs = {REAL: real} | dict(zip(shams, following, strict=False))
 

@@ -471,7 +471,7 @@ class VllmEngine(Engine[VllmSession]):
 
     def _read(self, session: VllmSession, output: Any, sampling: SamplingParams) -> Completion:
         """Raises InfraFailure for another prompt or an incomplete output."""
-        top, given = sampling.top_log_probs, sampling.given_log_probs
+        top = sampling.top_log_probs
         if list(output.prompt_token_ids) != session.ids:
             message = "vLLM's prompt differs from the episode's tokens and pictures"
             raise InfraFailure(message, code="prompt_mismatch")
@@ -488,15 +488,12 @@ class VllmEngine(Engine[VllmSession]):
         ]
         top_log_probs = [sorted(pairs, key=lambda pair: -pair[1]) for pairs in likely]
         stopped = tokens[-1] == self.spec.stop or generated.finish_reason == "stop"
+        start = len(session.ids) - sampling.given_log_probs
         # Of the whole vocabulary: banned ids have a probability, which is small
-        given_log_probs = (
-            [
-                float(entry[token].logprob)
-                for token, entry in zip(session.ids[-given:], output.prompt_logprobs[-given:], strict=True)
-            ]
-            if given
-            else []
-        )
+        given_log_probs = [
+            float(entry[token].logprob)
+            for token, entry in zip(session.ids[start:], (output.prompt_logprobs or [])[start:], strict=True)
+        ]
         return Completion(tokens, log_probs, "stop" if stopped else "length", top_log_probs, given_log_probs)
 
     def _failure(self) -> str | None:
