@@ -30,16 +30,15 @@ from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
 from pixelis.datasets import card_questions, packaged
 from pixelis.datasets.demonstrations import Player
-from pixelis.datasets.synthesis.evidence import collect_evidence
+from pixelis.datasets.synthesis.evidence import with_expected_calls
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import DataFailure
 from pixelis.evaluation import table
-from pixelis.evaluation.capabilities import ExpectedCall
 from pixelis.jobs import evaluate, evaluation_arms
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.policy.model_path import resolve
-from pixelis.records import Demonstration, Group, ImageView, Line, Question, Region, StopReason, Trajectory
+from pixelis.records import Demonstration, Group, Question, StopReason, Trajectory
 from pixelis.rewards.grader import Grader
 
 ROOM = (
@@ -95,32 +94,6 @@ def demonstrations(capability: str, count: int, folder: Path) -> Iterator[Demons
             return
 
 
-def expected_calls(demonstration: Demonstration) -> list[ExpectedCall]:
-    """The calls of a demonstration with what the annotations say about their places."""
-    images = [ImageView(id=media.id) for media in demonstration.media]
-    images += [image for step in demonstration.steps if step.observation for image in step.observation.images]
-    calls, notes = list[ExpectedCall](), demonstration.annotations
-    evidence = collect_evidence(demonstration.steps, images, notes)
-    for item in evidence:
-        subject = item.subject
-        call = ExpectedCall(op=str(item.step.op), media=item.root, frame=item.frame)
-        assert item.step.observation is not None
-        assert notes is not None
-        if call.op == "select_frames":
-            call = ExpectedCall(
-                op=call.op, media=item.root, frames=[f["index"] for f in item.step.observation.data["frames"]]
-            )
-        elif call.op == "track_object" and isinstance(subject, Region):
-            boxes = {int(r.frame or 0): r.box for r in notes.regions if r.track == subject.track}
-            call = ExpectedCall(op=call.op, media=item.root, track=boxes)
-        elif isinstance(subject, Region):
-            call = call.model_copy(update={"box": subject.box, "mask": subject.mask})
-        elif isinstance(subject, Line):
-            call = call.model_copy(update={"box": subject.box, "text": subject.text})
-        calls.append(call)
-    return calls
-
-
 def write_questions(config: Config, folder: Path, count: int) -> list[Group]:
     """Write the file of questions; the episodes of the oracle.
 
@@ -136,14 +109,10 @@ def write_questions(config: Config, folder: Path, count: int) -> list[Group]:
                 except DataFailure as failure:
                     print(f"left out: {failure.message}")
                     continue
-                meta = dict(demonstration.meta)
                 if demonstration.annotations is not None:
-                    calls = expected_calls(demonstration)
-                    meta["expected_calls"] = [
-                        call.model_dump(mode="json", exclude_none=True) for call in calls
-                    ]
+                    demonstration = with_expected_calls(demonstration)
                 fields = {name: getattr(demonstration, name) for name in Question.model_fields}
-                question = Question(**{**fields, "annotations": None, "meta": meta})
+                question = Question(**{**fields, "annotations": None})
                 out.write(question.model_dump_json() + "\n")
                 oracle.append(_group(question, trajectory))
     return oracle

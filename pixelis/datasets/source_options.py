@@ -31,3 +31,14 @@ def suggest(word: str, allowed: Collection[str]) -> str:
     """The end of an error message about an unknown word: the known one that is most like it."""
     close = difflib.get_close_matches(word, allowed, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def share_option(source: str, options: Mapping[str, str], key: str) -> float:
+    """An option between 0 and 1, by default 0. BadInput."""
+    try:
+        value = float(options.get(key, 0))
+    except ValueError as error:
+        raise BadInput(f"{source}: {error}") from None
+    if not 0 <= value <= 1:
+        raise BadInput(f"{key} is {value}: it must lie between 0 and 1")
+    return value

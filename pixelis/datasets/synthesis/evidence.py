@@ -10,8 +10,9 @@ from typing import Any
 
 from pixelis.datasets.synthesis import naming
 from pixelis.datasets.synthesis.geometry import area, covered, holds_middle, middle, place_of, root_of
+from pixelis.evaluation.capabilities import ExpectedCall
 from pixelis.operations.geometry import WHOLE
-from pixelis.records import Annotations, Box, ImageView, Line, Region, Step
+from pixelis.records import Annotations, Box, Demonstration, ImageView, Line, Region, Step
 from pixelis.rewards.scorers import box_iou, canonical, number
 
 MIN_SUBJECT_IOU = 0.3
@@ -86,6 +87,30 @@ def collect_evidence(
         by_object.update({str(entry["id"]): item for entry in observation.data.get("objects", [])})
         result.append(item)
     return result
+
+
+def with_expected_calls(demonstration: Demonstration) -> Demonstration:
+    """The demonstration whose ``meta.expected_calls`` are its calls, with what the annotations say of their places."""
+    images = [ImageView(id=media.id) for media in demonstration.media]
+    images += [image for step in demonstration.steps if step.observation for image in step.observation.images]
+    calls, notes = list[ExpectedCall](), demonstration.annotations or Annotations()
+    for item in collect_evidence(demonstration.steps, images, notes):
+        subject = item.subject
+        call = ExpectedCall(op=str(item.step.op), media=item.root, frame=item.frame)
+        assert item.step.observation is not None
+        if call.op == "select_frames":
+            frames = [frame["index"] for frame in item.step.observation.data["frames"]]
+            call = ExpectedCall(op=call.op, media=item.root, frames=frames)
+        elif call.op == "track_object" and isinstance(subject, Region):
+            boxes = {int(r.frame or 0): r.box for r in notes.regions if r.track == subject.track}
+            call = ExpectedCall(op=call.op, media=item.root, track=boxes)
+        elif isinstance(subject, Region):
+            call = call.model_copy(update={"box": subject.box, "mask": subject.mask})
+        elif isinstance(subject, Line):
+            call = call.model_copy(update={"box": subject.box, "text": subject.text})
+        calls.append(call)
+    expected = [call.model_dump(mode="json", exclude_none=True) for call in calls]
+    return demonstration.model_copy(update={"meta": {**demonstration.meta, "expected_calls": expected}})
 
 
 def _subject(item: Evidence, annotations: Annotations) -> Region | Line | None:

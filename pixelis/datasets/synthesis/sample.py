@@ -24,6 +24,7 @@ from pixelis.records import (
     Exchange,
     Level,
     Line,
+    Point,
     Provenance,
     Question,
     Region,
@@ -179,14 +180,22 @@ class Sample:
         """A box of the whole picture as a box of a view, inside 0..1."""
         return clamp(relative(to_root(chain(self.session.images, view)), box))
 
-    def segment(self, region: Region, what: str = "", locate: bool = False) -> dict[str, Any]:
-        """Segment an annotated thing, ``what``; ``outline_differs`` if the object is another one."""
+    def segment(
+        self, region: Region, what: str = "", locate: bool = False, point: Point | None = None
+    ) -> dict[str, Any]:
+        """Segment an annotated thing, ``what``; ``outline_differs`` if the object is another one.
+
+        At a ``point``, or in its box or a point of ours.
+        """
         description = self.description(region)
         think = self.think("segment", what or description, where=self.position(region) if locate else "")
         truth = self.mask(region)
         place: dict[str, Any] = {"box": geometry.outward(geometry.grown(region.box, 0.04), self.grid)}
-        if truth is not None and self.chance(POINT_SHARE):
-            place = {"point": tuple(round(v, 3) for v in geometry.inner_point(truth))}
+        if point is None and truth is not None and self.chance(POINT_SHARE):
+            x, y = geometry.inner_point(truth)
+            point = round(x, 3), round(y, 3)
+        if point is not None:
+            place = {"point": point}
         data = self.session.call(think, "segment_object_at", target=region.media, **place).data
         result: dict[str, Any] = data["objects"][0]
         if truth is None:

@@ -16,6 +16,7 @@ from pixelis.config.synthesis import SynthesisConfig
 from pixelis.datasets.synthesis.checking import SAMPLE_WEIGHTS, is_right
 from pixelis.datasets.synthesis.corrections import make_correction
 from pixelis.datasets.synthesis.distillation import Distiller
+from pixelis.datasets.synthesis.evidence import with_expected_calls
 from pixelis.datasets.synthesis.executor import Executor, sample_id
 from pixelis.datasets.synthesis.imitation import Imitator
 from pixelis.datasets.synthesis.llm_rewriter import LlmRewriter
@@ -126,6 +127,7 @@ class SampleBuilder:
         else:
             rng = self._rng(attempt, question, "golden")
             golden = TASKS[attempt.task].make(question, rng, self.executor, self.settings.thoughts)
+            golden = with_expected_calls(golden)
         if not is_right(golden, golden.final, self.rewards):
             raise DataFailure(f"{question.id}: the answer {golden.final!r} is not right", code="not_right")
         provenance = golden.provenance

@@ -26,7 +26,7 @@ from pixelis.rewards import scorers
 NANO = str(Path(pixelis.nano.__file__).parent / "base")
 SHAPES = ("detail_perception", "attributes", "geometric_comparison", "counting", "relations", "follow_up")
 CLIPS = ("frame_selection", "spatio_temporal_tracking")
-SOURCES = {"shapes": SHAPES, "text": ("targeted_ocr",), "clips": CLIPS}
+SOURCES = {"shapes": SHAPES, "text": ("targeted_ocr",), "clips": CLIPS, "coins": ("pointing",)}
 COUNTS = {"geometric_comparison": 4, "frame_selection": 2, "spatio_temporal_tracking": 1, "targeted_ocr": 3}
 EXECUTOR = Executor(multiple=16)
 

@@ -14,7 +14,7 @@ import numpy as np
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.narrator import Style
 from pixelis.datasets.synthesis.sample import Form, Sample
-from pixelis.datasets.synthesis.tasks import details, pixels, relations, text, video
+from pixelis.datasets.synthesis.tasks import details, pixels, pointing, relations, text, video
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.records import Demonstration, Question
 
@@ -75,6 +75,7 @@ TASKS: dict[str, Task] = {
         ("pixel_values", pixels.PIXELS, dict.fromkeys(pixels.PIXELS, "python")),
         ("picture_comparison", relations.COMPARISON, dict.fromkeys(relations.COMPARISON, "compare")),
         ("moment_search", video.SEARCH, dict.fromkeys(video.SEARCH, "search_clip")),
+        ("pointing", pointing.POINTING),
         ("follow_up", {**details.FOLLOW_UPS, **relations.FOLLOW_UPS, **text.FOLLOW_UPS, **video.FOLLOW_UPS}),
     )
 }

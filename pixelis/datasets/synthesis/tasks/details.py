@@ -31,7 +31,7 @@ def _approach(
     """Zoom to a thing; if ``twice`` (None: at random), in two steps of which the first is too wide."""
     target, side = region.media, max(region.box[2] - region.box[0], region.box[3] - region.box[1])
     where = "" if " in the " in what else sample.position(region)
-    near = _view(sample, region.box, NEAR * side, AIM_SPREAD)
+    near = near_view(sample, region)
     if sample.chance(TWO_ZOOMS_SHARE) and WIDE * side < 1 if twice is None else twice:
         wide = _view(sample, region.box, WIDE * side, 0.25 * side)
         target, share = sample.zoom(wide, sample.think("zoom", what, where=where), target, region.box)
@@ -45,6 +45,12 @@ def _approach(
     sample.check(share >= MIN_VIEW_SHARE, "not_shown")
     if remark:
         sample.narrator.remark("clear", what=what)
+
+
+def near_view(sample: Sample, region: Region) -> Box:
+    """A good zoom on a thing, which may miss its middle a little."""
+    side = max(region.box[2] - region.box[0], region.box[3] - region.box[1])
+    return _view(sample, region.box, NEAR * side, AIM_SPREAD)
 
 
 def _view(sample: Sample, box: Box, side: float, spread: float) -> Box:

@@ -28,7 +28,7 @@ def normalised(text: str) -> str:
     return re.sub(r"[\W_]", "", text).casefold()
 
 
-def _all_lines(sample: Sample) -> list[tuple[Line, Box]]:
+def all_lines(sample: Sample) -> list[tuple[Line, Box]]:
     """The lines of the first picture, legible or not, or else its words."""
     media = sample.first_media("image")
     texts = [line for line in sample.annotations.lines if line.media == media and line.frame is None]
@@ -36,19 +36,19 @@ def _all_lines(sample: Sample) -> list[tuple[Line, Box]]:
     return [(line, line.box) for line in texts if line.level == level and line.box is not None]
 
 
-def _suitable(line: Line) -> bool:
+def suitable(line: Line) -> bool:
     return bool(normalised(line.text)) and len(line.text) <= MAX_CHARACTERS
 
 
 def _lines(sample: Sample) -> list[tuple[Line, Box]]:
-    return [(line, box) for line, box in _all_lines(sample) if _suitable(line)]
+    return [(line, box) for line, box in all_lines(sample) if suitable(line)]
 
 
 def _isolated(sample: Sample) -> list[Place]:
     """Lines that can be asked for, alone in their ninth of the picture."""
-    lines = [(line, box, naming.position(box)) for line, box in _all_lines(sample)]
+    lines = [(line, box, naming.position(box)) for line, box in all_lines(sample)]
     cells = [cell for *_, cell in lines]
-    return [item for item in lines if cells.count(item[2]) == 1 and _suitable(item[0])]
+    return [item for item in lines if cells.count(item[2]) == 1 and suitable(item[0])]
 
 
 def _read(sample: Sample, line: Line, box: Box) -> None:
@@ -61,6 +61,11 @@ def _read(sample: Sample, line: Line, box: Box) -> None:
         target, _ = sample.zoom(wide, sample.think("zoom", what), line.media, box)
         sample.narrator.remark("clear", what=what)
         region = geometry.outward(sample.within(target, view), sample.grid)
+    read_line(sample, line, target, region, what)
+
+
+def read_line(sample: Sample, line: Line, target: str, region: Box, what: str) -> None:
+    """Read a region; ``text_differs`` when the reading is not the annotation."""
     data = sample.session.call(sample.think("read", what), "read_text", target=target, box=region).data
     text = " ".join(str(item["text"]) for item in data["lines"])
     sample.check(normalised(text) == normalised(line.text), "text_differs")
@@ -71,7 +76,7 @@ def _around(sample: Sample, box: Box) -> Box:
     return geometry.outward(geometry.grown(geometry.grown(box, 0.04), 0.1), sample.grid)
 
 
-def _done(sample: Sample, line: Line) -> Demonstration:
+def text_done(sample: Sample, line: Line) -> Demonstration:
     return sample.done(line.text, scorer="anls" if " " in line.text else "exact", value=line.text)
 
 
@@ -84,12 +89,12 @@ def _read_at(sample: Sample, place: Place) -> Demonstration:
     line, box, where = place
     sample.ask(where=where)
     _read(sample, line, box)
-    return _done(sample, line)
+    return text_done(sample, line)
 
 
 def extreme(sample: Sample) -> Demonstration:
     """The topmost, lowest, leftmost or rightmost text."""
-    lines = _all_lines(sample)
+    lines = all_lines(sample)
     sample.require(len(lines) >= 2)
     axis, sign, which = sample.pick(
         [(1, 1, "topmost"), (1, -1, "lowest"), (0, 1, "leftmost"), (0, -1, "rightmost")]
@@ -97,15 +102,15 @@ def extreme(sample: Sample) -> Demonstration:
     (line, box), *others = sorted(lines, key=lambda pair: sign * pair[1][axis + (0 if sign > 0 else 2)])
     middle = geometry.middle(box)[axis]
     clear = all(sign * (geometry.middle(other)[axis] - middle) > 0.05 for _, other in others)
-    sample.require(_suitable(line) and clear)
+    sample.require(suitable(line) and clear)
     sample.ask(which=which)
     _read(sample, line, box)
-    return _done(sample, line)
+    return text_done(sample, line)
 
 
 def next_word(sample: Sample) -> Demonstration:
     """The word after another word of the same line."""
-    words = [normalised(word) for line, _ in _all_lines(sample) for word in line.text.split()]
+    words = [normalised(word) for line, _ in all_lines(sample) for word in line.text.split()]
     pairs = [
         (line, box, before, after)
         for line, box in _lines(sample)
@@ -156,7 +161,7 @@ def heading(sample: Sample) -> Demonstration:
     reading = [str(line["text"]) for line in observation.data["lines"]]
     sample.check(reading and normalised(reading[0]) == normalised(lines[0].text), "text_differs")
     sample.narrator.remark("read", text=" ".join(reading[:2]))
-    return _done(sample, lines[0])
+    return text_done(sample, lines[0])
 
 
 def given(sample: Sample) -> Demonstration:
@@ -207,7 +212,7 @@ def _show(sample: Sample, shift: str, aim: str, op: str, **arguments: Any) -> De
     if shift == "dark":
         data = observation.data
         sample.check(data["spread_after"] >= MIN_BRIGHTENING * data["spread_before"], "not_shown")
-    return _done(sample, line)
+    return text_done(sample, line)
 
 
 def turned(sample: Sample) -> Demonstration:
@@ -229,15 +234,15 @@ def text_beside(sample: Sample) -> Demonstration:
     """The text in a part of the picture, then the one above, below or beside it."""
     pairs = []
     for place in _isolated(sample):
-        others = [item for item in _all_lines(sample) if item[0] is not place[0]]
+        others = [item for item in all_lines(sample) if item[0] is not place[0]]
         height, width = sample.picture(place[0]).shape[:2]
         beside = geometry.neighbours(place[1], [box for _, box in others], width, height)
-        pairs += [(place, side, *others[i]) for side, i in beside.items() if _suitable(others[i][0])]
+        pairs += [(place, side, *others[i]) for side, i in beside.items() if suitable(others[i][0])]
     first, side, line, box = sample.pick(pairs)
     sample.follow("targeted_ocr", "at_place", lambda earlier: _read_at(earlier, first))
     sample.ask(side=naming.SIDES[side])
     _read(sample, line, box)
-    return _done(sample, line)
+    return text_done(sample, line)
 
 
 IMPAIRED = forms(turned, mirrored, dark)

@@ -46,7 +46,7 @@ CELLS = (
 # Frames
 
 
-def _clip(sample: Sample) -> Clip:
+def clip_of(sample: Sample) -> Clip:
     clip = sample.session.media[sample.first_media("video")]
     assert isinstance(clip, Clip)
     return clip
@@ -70,7 +70,7 @@ def _clear(event: Event, time: float) -> bool:
 
 def _show_frames(sample: Sample, times: Sequence[float]) -> list[float]:
     """Select the frames at these times, by number or by time; the times of those shown."""
-    clip = _clip(sample)
+    clip = clip_of(sample)
     frames = sorted({clip.at(time) for time in times})
     moments = naming.listed([f"{clip.times[frame]:.2f} s" for frame in frames])
     think = sample.think("frames", f"the frame{'s' if len(frames) > 1 else ''} at {moments}")
@@ -99,7 +99,7 @@ def begins(sample: Sample) -> Demonstration:
     """When an event begins: frames of the whole clip, then of the span in which it begins."""
     event = sample.pick([event for event in _events(sample) if event.start >= 0.5])
     sample.ask(event=event.text)
-    clip = _clip(sample)
+    clip = clip_of(sample)
     count = min(sample.executor.toolbox.max_frames, 8)
     low, high = float(clip.times[0]), float(clip.times[-1])
     for _ in range(4):
@@ -120,7 +120,7 @@ def first(sample: Sample) -> Demonstration:
     earlier, later = sorted(events, key=lambda event: event.start)
     sample.require(later.start - earlier.start >= 0.4)
     sample.ask()
-    clip, alone = _clip(sample), min(later.start, earlier.end) - earlier.start
+    clip, alone = clip_of(sample), min(later.start, earlier.end) - earlier.start
     early = float(sample.rng.uniform(earlier.start + 0.3 * alone, earlier.start + 0.7 * alone))
     late = float(sample.rng.uniform(later.start + 0.1, min(later.end, float(clip.times[-1])) - 0.05))
     shown = _show_frames(sample, [early, late])
@@ -134,7 +134,7 @@ def first(sample: Sample) -> Demonstration:
 
 def choose(sample: Sample) -> Demonstration:
     """Which of four moments shows an event."""
-    event, clip = sample.pick(_events(sample)), _clip(sample)
+    event, clip = sample.pick(_events(sample)), clip_of(sample)
     times = [float(time) for time in clip.times if _clear(event, float(time))]
     present, absent = [t for t in times if _inside(event, t)], [t for t in times if not _inside(event, t)]
     sample.require(present and len(absent) >= 8)
@@ -151,7 +151,7 @@ def choose(sample: Sample) -> Demonstration:
 
 def holds(sample: Sample) -> Demonstration:
     """Whether an event is going on at a moment."""
-    event, clip = sample.pick(_events(sample)), _clip(sample)
+    event, clip = sample.pick(_events(sample)), clip_of(sample)
     times = [float(time) for time in clip.times if _clear(event, round(float(time), 1))]
     present = sample.chance(0.5)
     rounded = [(round(t, 1), t) for t in times]
@@ -165,7 +165,7 @@ def holds(sample: Sample) -> Demonstration:
 
 def happens(sample: Sample) -> Demonstration:
     """Which of the annotated events is going on at a moment."""
-    events, clip = _events(sample), _clip(sample)
+    events, clip = _events(sample), clip_of(sample)
     sample.require(len(events) >= 2)
     times = [
         time
@@ -212,7 +212,7 @@ def motion(sample: Sample) -> Demonstration:
     event, times = _search(sample, "motion")
     sample.check(event.start <= times[0] <= event.end, "not_shown")
     sample.narrator.remark("motion", time=f"{times[0]:.2f}")
-    clip, length = _clip(sample), event.end - event.start
+    clip, length = clip_of(sample), event.end - event.start
     starts = [float(time) for time in clip.times if time + length <= clip.end]
     apart = [s for s in starts if s + length <= event.start - SPAN_MARGIN or s >= event.end + SPAN_MARGIN]
     chosen = [event.start]
@@ -247,7 +247,7 @@ class Track:
         return [int(region.frame or 0) for region in self.regions]
 
 
-def _tracks(sample: Sample) -> list[Track]:
+def tracks_of(sample: Sample) -> list[Track]:
     """Tracks of ten frames or more that a label names, or the position in their first frame."""
     media = sample.first_media("video")
     regions = [r for r in sample.annotations.regions if r.media == media and r.frame is not None]
@@ -313,9 +313,9 @@ def _follow(sample: Sample, track: Track) -> tuple[dict[str, Any], list[Box]]:
     return record, boxes
 
 
-def _displacement(sample: Sample, boxes: Sequence[Box]) -> tuple[float, float, float]:
+def displacement(sample: Sample, boxes: Sequence[Box]) -> tuple[float, float, float]:
     """From the first to the last box: x and y in pixels, and the length in diagonals of the frame."""
-    clip = _clip(sample)
+    clip = clip_of(sample)
     (x, y), (u, v) = geometry.middle(boxes[0]), geometry.middle(boxes[-1])
     dx, dy = (u - x) * clip.width, (v - y) * clip.height
     return dx, dy, math.hypot(dx, dy) / math.hypot(clip.width, clip.height)
@@ -323,17 +323,17 @@ def _displacement(sample: Sample, boxes: Sequence[Box]) -> tuple[float, float, f
 
 def direction(sample: Sample) -> Demonstration:
     """The direction in which a thing moves from the first to the last frame."""
-    return _direction_of(sample, sample.pick(_tracks(sample)))
+    return _direction_of(sample, sample.pick(tracks_of(sample)))
 
 
 def _direction_of(sample: Sample, track: Track, choices: bool = True) -> Demonstration:
-    dx, dy, distance = _displacement(sample, track.boxes)
+    dx, dy, distance = displacement(sample, track.boxes)
     heading = geometry.heading(dx, dy)
     sample.require(distance >= MOVED and heading)
     assert heading is not None
     _ask(sample, track, what=track.what)
     _, boxes = _follow(sample, track)
-    dx, dy, _ = _displacement(sample, boxes)
+    dx, dy, _ = displacement(sample, boxes)
     sample.check(geometry.heading(dx, dy, 45) == heading, "measure_differs")
     others = [name for name in ("left", "right", "up", "down") if name != heading]
     pixels = round(math.hypot(dx, dy))
@@ -344,7 +344,7 @@ def _direction_of(sample: Sample, track: Track, choices: bool = True) -> Demonst
 
 def ends(sample: Sample) -> Demonstration:
     """Ask where an object ends: its final position in the 3 x 3 grid of the frame."""
-    track = sample.pick(_tracks(sample))
+    track = sample.pick(tracks_of(sample))
     _ask(sample, track, what=track.what)
     value = _end_of(sample, track)
     wrong = sample.shuffled([cell for cell in CELLS if cell != value])[:3]
@@ -360,7 +360,7 @@ def _end_of(sample: Sample, track: Track) -> str:
 
 def end_of_it(sample: Sample) -> Demonstration:
     """The direction in which a thing moves, then where it ends."""
-    track = sample.pick([track for track in _tracks(sample) if not track.shortened])
+    track = sample.pick([track for track in tracks_of(sample) if not track.shortened])
     sample.follow(
         "spatio_temporal_tracking", "direction", lambda earlier: _direction_of(earlier, track, choices=False)
     )
@@ -371,24 +371,24 @@ def end_of_it(sample: Sample) -> Demonstration:
 
 def moves(sample: Sample) -> Demonstration:
     """Whether a thing moves at all."""
-    tracks = [(track, _displacement(sample, track.boxes)[2]) for track in _tracks(sample)]
+    tracks = [(track, displacement(sample, track.boxes)[2]) for track in tracks_of(sample)]
 
     def still(track: Track) -> bool:
-        return max(_displacement(sample, [track.boxes[0], box])[2] for box in track.boxes) <= STILL
+        return max(displacement(sample, [track.boxes[0], box])[2] for box in track.boxes) <= STILL
 
     track, distance = sample.pick([pair for pair in tracks if pair[1] >= MOVED or still(pair[0])])
     value = "moves" if distance >= MOVED else "stays"
     _ask(sample, track, what=track.what)
     record, _ = _follow(sample, track)
     pixels = float(record["statistics"]["displacement"]["value"])
-    diagonal = math.hypot(_clip(sample).width, _clip(sample).height)
+    diagonal = math.hypot(clip_of(sample).width, clip_of(sample).height)
     sample.check((pixels / diagonal >= 0.5 * MOVED) == (value == "moves"), "measure_differs")
     return sample.done(value, pixels=round(pixels), value=value)
 
 
 def grows(sample: Sample) -> Demonstration:
     """Whether a thing gets larger or smaller."""
-    track = sample.pick(_tracks(sample))
+    track = sample.pick(tracks_of(sample))
     growth = geometry.area(track.boxes[-1]) / geometry.area(track.boxes[0])
     sample.require(growth >= MIN_GROWTH or growth <= 1 / MIN_GROWTH or 0.93 < growth < 1.08)
     value = _size_change(growth, MIN_GROWTH)
@@ -405,7 +405,7 @@ def _size_change(growth: float, clear: float) -> str:
 
 def half(sample: Sample) -> Demonstration:
     """Whether a thing ends in a half of the frame."""
-    track = sample.pick(_tracks(sample))
+    track = sample.pick(tracks_of(sample))
     axis = int(sample.rng.integers(2))
     low, high = ("left", "right") if axis == 0 else ("upper", "lower")
     truth = naming.half(geometry.middle(track.boxes[-1])[axis], low, high, 0.06)
@@ -419,9 +419,9 @@ def half(sample: Sample) -> Demonstration:
 
 def farther(sample: Sample) -> Demonstration:
     """Which of two things ends farther from where it began."""
-    pair = sample.shuffled(_tracks(sample))[:2]
+    pair = sample.shuffled(tracks_of(sample))[:2]
     sample.require(len(pair) == 2)
-    truth = [_displacement(sample, track.boxes)[2] for track in pair]
+    truth = [displacement(sample, track.boxes)[2] for track in pair]
     sample.require(max(truth) >= MOVED and max(truth) >= 1.5 * min(truth))
     _ask(sample, *pair, a=pair[0].what, b=pair[1].what)
     distances = []

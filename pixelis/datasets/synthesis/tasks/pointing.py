@@ -1,0 +1,166 @@
+"""Tasks about what the user points at: a place in a picture, a box in a clip, or a moment of a clip.
+
+The question says where to look; which operation shows the answer follows from what it asks for. Most words
+are in the vocabulary of `mini`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pixelis.datasets.synthesis import geometry, naming
+from pixelis.datasets.synthesis.sample import MIN_VIEW_SHARE, Sample, forms
+from pixelis.datasets.synthesis.tasks import details, text, video
+from pixelis.operations.scale import Scale
+from pixelis.operations.segment_object_at import percent
+from pixelis.records import Box, Demonstration, Point, Region
+
+QUARTERS: dict[str, Box] = {
+    f"{down} {across}": (x, y, x + 0.5, y + 0.5)
+    for down, y in (("upper", 0.0), ("lower", 0.5))
+    for across, x in (("left", 0.0), ("right", 0.5))
+}
+SIZES = {"tiny": (0.0, 0.01), "small": (0.01, 0.05), "medium": (0.05, 0.2), "large": (0.2, 0.5)}
+"""Shares of the picture by the size that get_properties names."""
+CLEAR = 1.2
+"""Factor that a share of the picture is away from the next size."""
+CORNERS = {"triangle": 3, "rectangle": 4}
+
+
+def _written(sample: Sample, name: str, place: Point | Box, target: str) -> str:
+    """A place as the policy writes it in calls."""
+    scale = Scale.of(sample.executor.coordinates, sample.session.images)
+    return str(scale.write_argument(name, place, target))
+
+
+# Pictures
+
+
+def _segment(sample: Sample, region: Region) -> dict[str, Any]:
+    """Ask about a point of a thing, and segment what is there."""
+    mask = sample.mask(region)
+    sample.require(mask is not None)
+    assert mask is not None
+    x, y = (round(v, 3) for v in geometry.inner_point(mask))
+    sample.ask(place=_written(sample, "point", (x, y), region.media))
+    return sample.segment(region, "the object", point=(x, y))
+
+
+def colour_at(sample: Sample) -> Demonstration:
+    """The colour of the thing at a point, measured inside its outline."""
+    region = sample.pick(sample.regions)
+    value = sample.colour(region)
+    sample.require(value)
+    segmented = _segment(sample, region)
+    measured = str(sample.properties(segmented, region, "color", "colour")["color.name"])
+    sample.check(measured == naming.COLOUR_SYNONYMS.get(str(value), value), "measure_differs")
+    return sample.done(measured, value=measured)
+
+
+def size_at(sample: Sample) -> Demonstration:
+    """The size of the thing at a point."""
+    region = sample.pick(sample.regions)
+    mask = sample.mask(region)
+    sample.require(mask is not None)
+    assert mask is not None
+    share = float(mask.mean())
+    sizes = [n for n, (low, high) in SIZES.items() if (low * CLEAR or 0.001) < share < high / CLEAR]
+    sample.require(sizes)
+    segmented = _segment(sample, region)
+    measured = sample.properties(segmented, region, "size", "size")["size.category"]
+    sample.check(measured == sizes[0], "measure_differs")
+    return sample.done(sizes[0], value=sizes[0])
+
+
+def share_at(sample: Sample) -> Demonstration:
+    """The percentage of the picture that the thing at a point covers."""
+    region = sample.pick(sample.regions)
+    mask = sample.mask(region)
+    sample.require(mask is not None and mask.mean() > 0.005)
+    assert mask is not None
+    segmented, (height, width) = _segment(sample, region), mask.shape
+    answer = percent(segmented["area"] / (height * width)).removesuffix(" %")
+    return sample.done_measured(answer, f"{100 * float(mask.mean()):.4g}")
+
+
+def corners_at(sample: Sample) -> Demonstration:
+    """The number of corners of the drawn shape at a point."""
+    region = sample.pick([region for region in sample.regions if region.label in CORNERS])
+    segmented = _segment(sample, region)
+    measured = sample.properties(segmented, region, "shape", "shape")["shape.corners"]
+    sample.check(measured == CORNERS[region.label], "measure_differs")
+    return sample.done(str(measured), scorer="count", value=measured)
+
+
+def text_at(sample: Sample) -> Demonstration:
+    """The only text in a quarter of the picture."""
+    lines = text.all_lines(sample)
+    alone = [
+        (line, where)
+        for where, quarter in QUARTERS.items()
+        for line, box in lines
+        if geometry.covered(box, quarter) >= 1
+        and sum(geometry.covered(other, quarter) > 0 for _, other in lines) == 1
+    ]
+    line, where = sample.pick(alone)
+    sample.require(text.suitable(line))
+    sample.ask(where=where)
+    text.read_line(sample, line, line.media, QUARTERS[where], f"the text in the {where}")
+    return text.text_done(sample, line)
+
+
+# Clips
+
+
+def digit_at(sample: Sample) -> Demonstration:
+    """The digit on a card at a moment of a clip: in the selected frame, or in a zoom into it."""
+    media = sample.first_media("video")
+    cards = [r for r in sample.annotations.regions if r.media == media and "digit" in r.attributes]
+    frames = sorted({int(card.frame or 0) for card in cards})
+    # One frame of the clip is shown at first: the middle one
+    card = sample.pick([card for card in cards if card.frame != frames[len(frames) // 2]])
+    colour, second = naming.colour_of(card), int(card.frame or 0)
+    sample.ask(colour=colour, second=second)
+    think = sample.think("frames", "the frame")
+    view = sample.session.call(think, "select_frames", target=media, frames=[second])
+    if max(card.box[2] - card.box[0], card.box[3] - card.box[1]) < MIN_VIEW_SHARE:
+        box = details.near_view(sample, card)
+        sample.zoom(box, sample.think("zoom", f"the {colour} frame"), str(view.images[0].id), card.box)
+    return sample.done(str(card.attributes["digit"]), value=card.attributes["digit"])
+
+
+def _follow(sample: Sample, track: video.Track) -> dict[str, Any]:
+    """Ask about the box of a thing in the first frame, and follow it."""
+    sample.require(track.frames[0] == 0)
+    box = geometry.outward(track.boxes[0])
+    sample.ask(place=_written(sample, "box", box, track.media))
+    think = sample.think("track", "the object")
+    data = sample.session.call(think, "track_object", target=track.media, box=box).data
+    result: dict[str, Any] = data["tracks"][0]
+    return result
+
+
+def goes(sample: Sample) -> Demonstration:
+    """The direction in which the thing in a box of the first frame goes."""
+    track = sample.pick(video.tracks_of(sample))
+    dx, dy, distance = video.displacement(sample, track.boxes)
+    heading = geometry.heading(dx, dy)
+    sample.require(distance >= video.MOVED and heading)
+    record = _follow(sample, track)
+    dx, dy, _ = video.displacement(sample, record["boxes"])
+    sample.check(geometry.heading(dx, dy, 45) == heading, "measure_differs")
+    return sample.done(str(heading), value=heading)
+
+
+def stays(sample: Sample) -> Demonstration:
+    """Whether the thing in a box of the first frame is still in view at the end."""
+    track = sample.pick(video.tracks_of(sample))
+    last = len(video.clip_of(sample).times) - 1
+    sample.require(track.frames[-1] in (last, *range(last - 5)))
+    present = track.frames[-1] == last
+    record = _follow(sample, track)
+    sample.check((record["status"] != "lost") == present, "track_differs")
+    return sample.done_yes_no(present)
+
+
+POINTING = forms(colour_at, size_at, share_at, corners_at, text_at, digit_at, goes, stays)
