@@ -48,6 +48,8 @@ SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 """Marks the names of variables whose values Ray must not write to its logs."""
 log = logging.getLogger(__name__)
 
+RESTART_S = 2.0
+"""Seconds between two attempts to restart an actor."""
 DEFAULT_STORE = 1_000_000_000
 SMALLEST_STORE = 80_000_000
 """Bytes of a local object store: by default, and at least (Ray's minimum)."""
@@ -210,6 +212,22 @@ def use_reserved_gpus() -> list[str]:
     ids = ray.get_runtime_context().get_accelerator_ids()["GPU"]
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
     return ids
+
+
+@contextmanager
+def repeated_on_restart() -> Iterator[None]:
+    """End the process of a restarted actor on a failure, for example while its GPU's memory is not yet free.
+
+    Ray then restarts it again; the exception of a constructor would end the actor for good.
+    """
+    try:
+        yield
+    except Exception:
+        if not ray.get_runtime_context().was_current_actor_reconstructed:
+            raise
+        log.exception("the actor could not be restarted, and is restarted again")
+        time.sleep(RESTART_S)
+        os._exit(1)
 
 
 def lower_priority(config: Config) -> None:

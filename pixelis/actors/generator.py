@@ -13,7 +13,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from pixelis.actors.cluster import freeze_gc, lower_priority, use_reserved_gpus
+from pixelis.actors.cluster import freeze_gc, lower_priority, repeated_on_restart, use_reserved_gpus
 from pixelis.actors.episode_tools import BoundTools, EnvironmentTools
 from pixelis.actors.group_views import first_views
 from pixelis.actors.rollout_messages import ClientContent, EpisodeSoFar, RolloutRequest
@@ -61,7 +61,8 @@ class Generator:
         logs.start(config, "generator")
         from pixelis.policy.model_path import resolve
 
-        self.engine = start_engine(config, resolve(config.policy.model), config.run.seed + index)
+        with repeated_on_restart():
+            self.engine = start_engine(config, resolve(config.policy.model), config.run.seed + index)
         operations = select(config.toolbox.operations)
         environments = select_environments(config.toolbox)
         self.renderer = Renderer(
