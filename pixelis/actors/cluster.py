@@ -35,6 +35,9 @@ FORWARDED = (
     "NCCL_",
     "TORCH_NCCL_",
     "GLOO_",
+    "UCX_",
+    "PYTORCH_",
+    "VLLM_",
     "WANDB_",
     "MLFLOW_",
     "COMET_",
@@ -43,7 +46,7 @@ FORWARDED = (
     "HF_",
     "RAY_SERVE_",
 )
-"""Prefixes of the variables that workers get: communication, trackers, Hugging Face, Ray Serve."""
+"""Prefixes of the variables that workers get: communication, torch, vLLM, trackers, Hugging Face, Ray Serve."""
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 """Marks the names of variables whose values Ray must not write to its logs."""
 log = logging.getLogger(__name__)

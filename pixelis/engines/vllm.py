@@ -189,6 +189,8 @@ class VllmEngine(Engine[VllmSession]):
         on_gpu = self._on_gpu = torch.cuda.is_available()
         environment = {
             "VLLM_NO_USAGE_STATS": "1",
+            # It returns no processed log-probs, yet vLLM would compile it with nvcc.
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",
             OWNER: str(os.getpid()),
             **({} if on_gpu else {**_CPU_ENVIRONMENT, "OMP_NUM_THREADS": str(engine.threads)}),
         }
