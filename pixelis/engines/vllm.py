@@ -47,13 +47,14 @@ from pixelis.policy.export import BaseFile, write_peft
 from pixelis.policy.model import pick_dtype
 from pixelis.policy.model_path import fingerprint
 from pixelis.policy.ranks import merges
-from pixelis.policy.samples import view_digest
+from pixelis.policy.samples import once_per_view, view_digest
 
 if TYPE_CHECKING:
     from pixelis import config
     from pixelis.policy.adapters import Adapter
 
 MAX_TEMPERATURE = 2.0
+_picture = once_per_view(Image.fromarray)
 
 _CPU_ENVIRONMENT = {
     # One child process instead of two; several engines on one machine must not bind to the same cores.
@@ -105,7 +106,7 @@ class VllmSession(EngineSession):
         pieces = [spec.family.image_ids(spec, *size) for size in sizes]
         self.short += collapse(tokens, pieces, spec.family.vllm_image(spec))
         self.ids += (int(token) for token in tokens)
-        self.pictures += [Image.fromarray(view) for view in views]
+        self.pictures += map(_picture, views)
         self.digests += [view_digest(view).hex() for view in views]
         if not ids:
             length, views_shown = self.start.prompt if self.start.turns else (None, None)
