@@ -11,10 +11,11 @@ import os
 import re
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pixelis.actors.ray_start import check_session_folder, check_token_folder, s
 from pixelis.config import Config
 from pixelis.config.base import leaf_keys
 from pixelis.errors import InfraFailure, PixelisError
+from pixelis.files import disk_failure, locked
 from pixelis.telemetry.progress import stage
 
 WORKER_ENV = ("OMP_NUM_THREADS", "DS_ACCELERATOR", "DS_BUILD_OPS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
@@ -239,6 +241,15 @@ def lower_priority(config: Config) -> None:
         os.nice(4)
 
 
+@contextmanager
+def alone_on(gpus: Sequence[str]) -> Iterator[None]:
+    """Let one process at a time start on the GPUs of these ids: vLLM counts what others allocate as its own."""
+    with ExitStack() as stack:
+        for gpu in sorted(gpus):
+            stack.enter_context(locked(f"{tempfile.gettempdir()}/pixelis-{os.getuid()}-gpu-{gpu}.lock"))
+        yield
+
+
 def freeze_gc() -> None:
     """Exclude all existing objects from garbage collection: a full collection stops all requests."""
     gc.collect()
@@ -286,8 +297,6 @@ def unwrap_ray_error(error: BaseException) -> PixelisError | None:
         if isinstance(inner, PixelisError) and not isinstance(inner, RayTaskError):
             return inner
         if isinstance(inner, OSError) and inner.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
-            from pixelis.files import disk_failure
-
             return disk_failure(Path(inner.filename or "a file in run.dir"), inner)
         # The error of an actor's constructor is only available as text.
         if isinstance(inner, RayError) and not isinstance(inner, RayTaskError):
