@@ -56,6 +56,11 @@ if TYPE_CHECKING:
 MAX_TEMPERATURE = 2.0
 _picture = once_per_view(Image.fromarray)
 
+_ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    # It returns no processed log-probs, yet vLLM would compile it with nvcc.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
 _CPU_ENVIRONMENT = {
     # One child process instead of two; several engines on one machine must not bind to the same cores.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -189,9 +194,7 @@ class VllmEngine(Engine[VllmSession]):
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # vLLM reads it on import
         on_gpu = self._on_gpu = torch.cuda.is_available()
         environment = {
-            "VLLM_NO_USAGE_STATS": "1",
-            # It returns no processed log-probs, yet vLLM would compile it with nvcc.
-            "VLLM_USE_FLASHINFER_SAMPLER": "0",
+            **_ENVIRONMENT,
             OWNER: str(os.getpid()),
             **({} if on_gpu else {**_CPU_ENVIRONMENT, "OMP_NUM_THREADS": str(engine.threads)}),
         }
