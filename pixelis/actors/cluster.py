@@ -11,10 +11,11 @@ import os
 import re
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pixelis.actors.ray_start import check_session_folder, check_token_folder, s
 from pixelis.config import Config
 from pixelis.config.base import leaf_keys
 from pixelis.errors import InfraFailure, PixelisError
+from pixelis.files import disk_failure, locked
 from pixelis.telemetry.progress import stage
 
 WORKER_ENV = ("OMP_NUM_THREADS", "DS_ACCELERATOR", "DS_BUILD_OPS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
@@ -35,6 +37,9 @@ FORWARDED = (
     "NCCL_",
     "TORCH_NCCL_",
     "GLOO_",
+    "UCX_",
+    "PYTORCH_",
+    "VLLM_",
     "WANDB_",
     "MLFLOW_",
     "COMET_",
@@ -43,11 +48,13 @@ FORWARDED = (
     "HF_",
     "RAY_SERVE_",
 )
-"""Prefixes of the variables that workers get: communication, trackers, Hugging Face, Ray Serve."""
+"""Prefixes of the variables that workers get: communication, torch, vLLM, trackers, Hugging Face, Ray Serve."""
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 """Marks the names of variables whose values Ray must not write to its logs."""
 log = logging.getLogger(__name__)
 
+RESTART_S = 2.0
+"""Seconds between two attempts to restart an actor."""
 DEFAULT_STORE = 1_000_000_000
 SMALLEST_STORE = 80_000_000
 """Bytes of a local object store: by default, and at least (Ray's minimum)."""
@@ -212,10 +219,35 @@ def use_reserved_gpus() -> list[str]:
     return ids
 
 
+@contextmanager
+def repeated_on_restart() -> Iterator[None]:
+    """End the process of a restarted actor on a failure, for example while its GPU's memory is not yet free.
+
+    Ray then restarts it again; the exception of a constructor would end the actor for good.
+    """
+    try:
+        yield
+    except Exception:
+        if not ray.get_runtime_context().was_current_actor_reconstructed:
+            raise
+        log.exception("the actor could not be restarted, and is restarted again")
+        time.sleep(RESTART_S)
+        os._exit(1)
+
+
 def lower_priority(config: Config) -> None:
     """Without a GPU, raise the niceness of this busy process: short requests come first."""
     if not config.engine.gpus:
         os.nice(4)
+
+
+@contextmanager
+def alone_on(gpus: Sequence[str]) -> Iterator[None]:
+    """Let one process at a time start on the GPUs of these ids: vLLM counts what others allocate as its own."""
+    with ExitStack() as stack:
+        for gpu in sorted(gpus):
+            stack.enter_context(locked(f"{tempfile.gettempdir()}/pixelis-{os.getuid()}-gpu-{gpu}.lock"))
+        yield
 
 
 def freeze_gc() -> None:
@@ -265,8 +297,6 @@ def unwrap_ray_error(error: BaseException) -> PixelisError | None:
         if isinstance(inner, PixelisError) and not isinstance(inner, RayTaskError):
             return inner
         if isinstance(inner, OSError) and inner.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
-            from pixelis.files import disk_failure
-
             return disk_failure(Path(inner.filename or "a file in run.dir"), inner)
         # The error of an actor's constructor is only available as text.
         if isinstance(inner, RayError) and not isinstance(inner, RayTaskError):

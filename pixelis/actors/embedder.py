@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from pixelis.actors.cluster import freeze_gc, lower_priority, use_reserved_gpus
+from pixelis.actors.cluster import alone_on, freeze_gc, lower_priority, use_reserved_gpus
 from pixelis.actors.group_views import GroupViews, Views, fetch_groups
 from pixelis.config import Config
 from pixelis.records import Group, Question
@@ -23,7 +23,7 @@ class Embedder:
     """The policy's base model without an adapter: its vectors stay while the policy learns."""
 
     def __init__(self, config: Config):
-        use_reserved_gpus()
+        gpus = use_reserved_gpus()
         import torch
 
         from pixelis.policy.model import load_model
@@ -31,7 +31,8 @@ class Embedder:
         torch.set_num_threads(config.engine.threads)
         self.config = config
         lower_priority(config)
-        self.model, self.tokenizer, self.spec = load_model(config.policy)
+        with alone_on(gpus):
+            self.model, self.tokenizer, self.spec = load_model(config.policy)
         self.spec.family.attend_packed(self.model)
         freeze_gc()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from pixelis.actors.cluster import actor_handle
 from pixelis.actors.generator_member import HUNG_CHECKS, Member, Reservation, WrongVersion, root_cause
@@ -359,6 +359,10 @@ class GeneratorRouter:
             raise
         except (RayError, TimeoutError, InfraFailure) as error:
             self.failures[f"load {type(root_cause(error)).__name__}"] += 1
+            self.handles.pop(member.name, None)
+            if type(error) is ActorDiedError and not isinstance(member.actor, str):
+                log.error("generator %s has died and Ray does not restart it: %s", member.name, error)
+                self.leave(member.actor)
 
     def _quarantine(self, member: Member, failure: str | None = None) -> None:
         """Give a generator no work until it has loaded its version. failure: its name, if this is one."""
@@ -369,7 +373,9 @@ class GeneratorRouter:
 
     async def _recover(self, member: Member, pause: bool) -> None:
         """Load the version until it succeeds: Ray restarts dead processes. pause: also before the first try."""
-        while member.version is None or member.version != self._version_of(member):
+        while member in self.members and (
+            member.version is None or member.version != self._version_of(member)
+        ):
             if pause:
                 await asyncio.sleep(self.timeouts.retry_pause_s)
             pause = True

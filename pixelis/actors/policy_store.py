@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import time
@@ -48,19 +49,21 @@ class PolicyStore:
         metrics: dict[str, float] | None = None,
         promote: bool = True,
         restart: bool = False,
+        later: bool = False,
     ) -> int:
         """Store ``adapter``; returns the next number, or that of equal weights, so that calls may be retried.
 
-        ``restart``: the learner restarts from these weights, so later versions are rolled back.
+        ``restart``: the learner restarts from these weights, so later versions are rolled back. ``later``: the
+        caller has them written to disk by `keep`, while generators load them.
         """
         digest = adapter.sha256()
         record = self._equal(digest, promote)
         if record is None:
             record = self._new(stage, step, metrics, promote)
-        for later in self.list() if restart else []:
-            if later.version > record.version:
-                later.status = VersionStatus.ROLLED_BACK
-        self._add(adapter, digest, record)
+        for other in self.list() if restart else []:
+            if other.version > record.version:
+                other.status = VersionStatus.ROLLED_BACK
+        self._add(adapter, digest, record, later)
         return record.version
 
     def announce(
@@ -86,10 +89,11 @@ class PolicyStore:
         """Address from which the learner broadcasts a version; None once it is stored."""
         return self.streams.get(version)
 
-    def keep(self, version: int, adapter: Adapter) -> None:
+    async def keep(self, version: int, adapter: Adapter) -> None:
+        """Write the weights of a version to disk."""
         record = self._record(version, weights=False)
         if not self._has_weights(record):
-            save_adapter(adapter, self._path(version))
+            await asyncio.to_thread(save_adapter, adapter, self._path(version))
         self.streams.pop(version, None)
         self._save()
 
@@ -113,11 +117,13 @@ class PolicyStore:
             version=number, parent=parent, status=status, stage=stage, step=step, metrics=metrics or {}
         )
 
-    def _add(self, adapter: Adapter | None, digest: str, record: PolicyVersion) -> None:
+    def _add(self, adapter: Adapter | None, digest: str, record: PolicyVersion, later: bool = False) -> None:
         if adapter is not None:
             record.sha256, record.bytes = digest, adapter.nbytes
             # A folder without a record was left by another run, or by a crash before the record was written.
-            if record.version not in self.versions or not self._path(record.version).is_dir():
+            if record.version not in self.versions:
+                shutil.rmtree(self._path(record.version), ignore_errors=True)
+            if not later and not self._path(record.version).is_dir():
                 save_adapter(adapter, self._path(record.version))
         record.created_at = record.created_at or time.time()
         self.versions[record.version] = record
@@ -149,10 +155,10 @@ class PolicyStore:
 
         Raises MissingFile for a version without weights, InfraFailure for one that is not stored yet.
         """
-        if version == max(self.versions) and not self._has_weights(self.versions[version]):
-            message = f"the weights of version {version} are not stored yet"
-            raise InfraFailure(message, code="not_stored", fix="try again")
         if version not in self.refs:
+            if version == max(self.versions) and not self._has_weights(self.versions[version]):
+                message = f"the weights of version {version} are not stored yet"
+                raise InfraFailure(message, code="not_stored", fix="try again")
             record = self._record(version)
             self.refs[version] = ray.put(load_adapter(self._path(version)) if record.sha256 else None)
         return [self.refs[version]]

@@ -30,6 +30,7 @@ class WeightPublisher:
 
     def __init__(self, store: ActorHandle | None, stage: str, every: int = 1, promote: bool = True):
         self.store, self.stage, self.every, self.promote = store, stage, every, promote
+        self.storing: ray.ObjectRef | None = None
 
     def due(self, trainer: Trainer, metrics: dict[str, float]) -> bool:
         return trainer.batches % self.every == 0
@@ -46,10 +47,18 @@ class WeightPublisher:
         weights = trainer.served()
         if not trainer.is_first:
             return None
-        return self.store.publish.remote(weights, self.stage, trainer.batches, metrics, self.promote, restart)
+        self.close()
+        # What is judged or returned to must be on disk
+        later, weights = self.promote and not restart, ray.put(weights)
+        details = self.stage, trainer.batches, metrics, self.promote, restart, later
+        version = self.store.publish.remote(weights, *details)
+        self.storing = self.store.keep.remote(version, weights) if later else None
+        return version
 
     def close(self) -> None:
-        """Wait until the last version is stored."""
+        """Wait until the last version is stored. Raises what prevented it."""
+        if self.storing is not None:
+            ray.get(self.storing)
 
 
 class StreamPublisher(WeightPublisher):

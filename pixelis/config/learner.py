@@ -16,7 +16,8 @@ class LearnerConfig(Section):
     """rft, ttrl: learner processes with which a run goes on if a lost node leaves room for no more; unset: it
     waits for room for all of them"""
     cpus: NonNegativeFloat = 0.5
-    """CPUs that each learner process reserves; without a GPU, also its threads"""
+    """CPUs that each learner process reserves, also its threads: an optimizer in the host's memory takes 4 or
+    more"""
     gpus: NonNegativeFloat = 0
     """GPUs that each learner process reserves"""
     lr: PositiveFloat = 1e-3

@@ -47,14 +47,20 @@ from pixelis.policy.export import BaseFile, write_peft
 from pixelis.policy.model import pick_dtype
 from pixelis.policy.model_path import fingerprint
 from pixelis.policy.ranks import merges
-from pixelis.policy.samples import view_digest
+from pixelis.policy.samples import once_per_view, view_digest
 
 if TYPE_CHECKING:
     from pixelis import config
     from pixelis.policy.adapters import Adapter
 
 MAX_TEMPERATURE = 2.0
+_picture = once_per_view(Image.fromarray)
 
+_ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    # It returns no processed log-probs, yet vLLM would compile it with nvcc.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
 _CPU_ENVIRONMENT = {
     # One child process instead of two; several engines on one machine must not bind to the same cores.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -105,7 +111,7 @@ class VllmSession(EngineSession):
         pieces = [spec.family.image_ids(spec, *size) for size in sizes]
         self.short += collapse(tokens, pieces, spec.family.vllm_image(spec))
         self.ids += (int(token) for token in tokens)
-        self.pictures += [Image.fromarray(view) for view in views]
+        self.pictures += map(_picture, views)
         self.digests += [view_digest(view).hex() for view in views]
         if not ids:
             length, views_shown = self.start.prompt if self.start.turns else (None, None)
@@ -188,7 +194,7 @@ class VllmEngine(Engine[VllmSession]):
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # vLLM reads it on import
         on_gpu = self._on_gpu = torch.cuda.is_available()
         environment = {
-            "VLLM_NO_USAGE_STATS": "1",
+            **_ENVIRONMENT,
             OWNER: str(os.getpid()),
             **({} if on_gpu else {**_CPU_ENVIRONMENT, "OMP_NUM_THREADS": str(engine.threads)}),
         }

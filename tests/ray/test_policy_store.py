@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from pixelis.actors.policy_store import PolicyStore
-from pixelis.errors import BadInput, MissingFile
+from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.policy.adapters import Adapter
 
 pytestmark = pytest.mark.slow
@@ -64,6 +64,25 @@ def test_versions_count_up_and_old_ones_are_pruned(make: Make, tmp_path: Path) -
     assert ray.get(store.promoted.remote()) == 6
     assert np.array_equal(stored(store, 5).tensors["layer.B"], adapter(5).tensors["layer.B"])
     assert ray.get(store.publish.remote(adapter(7), "rft", 7)) == 7
+
+
+def test_a_version_is_loaded_before_it_is_on_disk_and_no_restart_gives_its_number_to_other_weights(
+    make: Make, tmp_path: Path
+) -> None:
+    store = make()
+    (tmp_path / "versions" / "v000001").mkdir(parents=True)  # of a run that crashed
+    assert ray.get(store.publish.remote(adapter(1), "rft", 1, later=True)) == 1
+    assert np.array_equal(stored(store, 1).tensors["layer.A"], adapter(1).tensors["layer.A"])
+    assert not (tmp_path / "versions" / "v000001").exists()
+    assert ray.get(store.promoted.remote()) == 0, "what a restart can load"
+    ray.kill(store, no_restart=False)
+    with pytest.raises(InfraFailure, match="not stored yet"):
+        ray.get(store.get.remote(1))
+    assert ray.get(store.publish.remote(adapter(2), "rft", 2)) == 2
+    ray.get(store.keep.remote(1, adapter(1)))
+    ray.kill(store, no_restart=False)
+    for version in (1, 2):
+        assert np.array_equal(stored(store, version).tensors["layer.A"], adapter(version).tensors["layer.A"])
 
 
 def test_a_restarted_learner_withdraws_versions_after_its_checkpoint(make: Make) -> None:

@@ -38,6 +38,11 @@ print(json.dumps(ray.get(environment.remote())))
 def test_secrets_are_told_apart_by_their_names_and_values() -> None:
     config = load(None, ["rewards.judge.api_key_env=JUDGE"])
     public = {"NCCL_IB_HCA": "mlx5", "WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": "http://tracker:5000"}
+    public |= {
+        "UCX_TLS": "tcp",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "VLLM_LOGGING_LEVEL": "INFO",
+    }
     secret = {"WANDB_API_KEY": "k", "HF_TOKEN": "t", "JUDGE": "j"}
     secret |= {"MLFLOW_S3_ENDPOINT_URL": "https://me:pass@store"}
     assert worker_variables(config, public | secret | {"HOME": "/"}) == (public, secret)

@@ -12,7 +12,7 @@ import pytest
 import ray
 from hypothesis import given
 from hypothesis import strategies as st
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from pixelis.actors.generator_member import HUNG_CHECKS
 from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RolloutResult, RouterTimeouts
@@ -216,6 +216,24 @@ async def test_sleeping_generators_load_nothing_and_one_that_died_meanwhile_load
     await both_able(router)
     assert (sound.version, dying.version) == (2, 2)
     assert router.failures["wake ActorUnavailableError"] == 1
+
+
+@on_loop
+async def test_a_generator_that_has_died_for_good_is_given_up_and_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Dead(Actor):
+        async def _load(self, version: int) -> int:
+            self.requests += 1
+            raise ActorDiedError
+
+    dead, alive = Dead("dead"), Actor("alive")
+    router = await loaded(dead, alive)
+    await asyncio.sleep(0.05)  # several pauses between attempts
+    assert dead.requests == 1
+    assert [member.actor for member in router.members] == [alive]
+    assert "Ray does not restart it" in caplog.text
+    assert (await router.rollout(request())).group.policy_version == 1
 
 
 @on_loop

@@ -75,8 +75,34 @@ def test_little_memory_and_gpus_that_torch_does_not_see(monkeypatch: pytest.Monk
     assert gpus == [("NVIDIA H200", 140.4), ("NVIDIA H200", 0.0)]
     monkeypatch.setattr(doctor, "_output", lambda command: ["a warning", "0 None"])
     assert states(doctor.machine(gpus))["GPUs in torch"] == "note"
-    monkeypatch.setattr(doctor, "_output", lambda command: ["2 13.0"])
-    assert states(doctor.machine(gpus))["GPUs in torch"] == "ok"
+
+
+def test_an_old_driver_and_a_missing_compiler_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def findings(driver: str, folder: Path) -> dict[str, Check]:
+        answer = {"nvidia-smi": [driver, driver], sys.executable: ["2 13.0"]}
+        monkeypatch.setattr(doctor, "_output", lambda command: answer[command[0]])
+        monkeypatch.setenv("PATH", str(folder))
+        monkeypatch.setattr(doctor.sysconfig, "get_path", lambda name: str(folder))
+        return {check.name: check for check in doctor.machine([("H200", 140.4)] * 2)}
+
+    bare = findings("535.261.03", tmp_path)
+    assert (bare["GPUs in torch"].state, bare["GPU driver"].state, bare["compiler"].state) == (
+        "ok",
+        "note",
+        "note",
+    )
+    assert "CUDA 13.0 needs driver 580" in bare["GPU driver"].fix
+    assert (bare["compiler"].detail, "apt install gcc" in bare["compiler"].fix) == (
+        "no gcc and no Python.h",
+        True,
+    )
+    for name in ("gcc", "Python.h"):
+        (tmp_path / name).touch(0o755)
+    assert {
+        check.state for check in findings("580.65.06", tmp_path).values() if "memory" not in check.name
+    } == {"ok"}
 
 
 @pytest.mark.parametrize(("variable", "letter"), [("RAY_TMPDIR", "a"), ("TMPDIR", "é")])

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ from pixelis.actors import node_watch
 from pixelis.config import Config, parse
 from pixelis.errors import BadConfig, BadInput, InfraFailure, MissingFile
 from pixelis.jobs import driver as jobs
+from pixelis.jobs import run_lock
 from pixelis.jobs import watch as watching
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import save_adapter
@@ -91,28 +92,66 @@ def test_an_operation_that_does_not_exist_is_refused_before_anything_is_written(
     assert not Path(config.run.dir).exists()
 
 
-def test_a_second_run_in_a_folder_in_use_is_refused_naming_its_owner(config: Config) -> None:
-    folder = Path(config.run.dir)
+@pytest.fixture
+def holder(config: Config) -> Iterator[subprocess.Popen[str]]:
+    """A process that has the run folder."""
     hold = (
         "import sys, time; from pixelis.config import Config; from pixelis.jobs import driver\n"
         "with driver.run_folder(Config.model_validate_json(sys.argv[1])): print(1, flush=True); time.sleep(60)"
     )
-    hold_command = [sys.executable, "-c", hold, config.model_dump_json()]
-    other = subprocess.Popen(hold_command, stdout=subprocess.PIPE)
-    try:
-        other.stdout.readline()
-        with pytest.raises(BadConfig) as caught, jobs.run_folder(config):
-            pass
-        for word in (str(other.pid), socket.gethostname()):
-            assert word in caught.value.message
-        assert "run.dir" in (caught.value.fix or "")
-        held = json.loads((folder / "lock.json").read_text())
-        assert held["pid"] == other.pid, "nothing of the first run is overwritten"
-    finally:
-        other.kill()
-        other.wait()
-    with jobs.run_folder(config):  # the kernel has released the lock of the dead process
+    command = [sys.executable, "-c", hold, config.model_dump_json()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is on another machine."""
+    monkeypatch.setattr(run_lock, "boot_id", lambda: "another machine")
+    monkeypatch.setattr(run_lock, "LEASE_S", 3.0)
+
+
+def is_refused(config: Config, holder: subprocess.Popen[str]) -> None:
+    with pytest.raises(BadConfig) as caught, jobs.run_folder(config):
+        pass
+    for word in (str(holder.pid), socket.gethostname()):
+        assert word in caught.value.message
+    assert "run.dir" in (caught.value.fix or "")
+    held = json.loads((Path(config.run.dir) / "lock.json").read_text())
+    assert held["pid"] == holder.pid, "nothing of the first run is overwritten"
+
+
+def test_a_second_run_in_a_folder_in_use_is_refused_naming_its_owner(
+    config: Config, holder: subprocess.Popen[str]
+) -> None:
+    is_refused(config, holder)
+    holder.kill()
+    holder.wait()
+    with jobs.run_folder(config) as folder:  # the kernel has released the lock of the dead process
         assert json.loads((folder / "lock.json").read_text())["pid"] == os.getpid()
+
+
+def test_a_second_machine_is_refused_where_locks_do_not_reach_it(
+    config: Config, holder: subprocess.Popen[str], elsewhere: None
+) -> None:
+    (Path(config.run.dir) / ".lock").unlink()  # as if it were another machine's
+    is_refused(config, holder)
+
+
+def test_a_second_machine_takes_over_from_a_lost_one_whose_lock_is_still_held(
+    config: Config, holder: subprocess.Popen[str], elsewhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder.send_signal(signal.SIGSTOP)  # cut off: it keeps the lock
+    monkeypatch.setattr(time, "time", lambda: 1.0)  # whatever its clock says
+    with jobs.run_folder(config) as folder:
+        assert json.loads((folder / "lock.json").read_text())["pid"] == os.getpid()
+        holder.send_signal(signal.SIGCONT)
+        assert holder.wait(20) == 1, "it writes nothing more"
+        assert f"{folder} was taken over by" in holder.stderr.read()
+        assert json.loads((folder / "lock.json").read_text())["pid"] == os.getpid()
+    assert not (folder / "lock.json").exists()
 
 
 def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false_starts_over(

@@ -66,3 +66,28 @@ def test_training_follows_float32_moments_and_resumes_exactly(stage: int, full: 
         for samples in batches[8:]:
             resumed.update(samples, "sft")
         assert all(np.array_equal(values, final[name]) for name, values in resumed.adapter().tensors.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_an_offloaded_optimizer_takes_the_same_steps_in_one_pass_and_resumes_exactly(
+    stage: int, tmp_path: Path
+) -> None:
+    results, batches = {}, [batch(4, seed=s) for s in range(6)]
+    for file in (None, f"configs/deepspeed/zero{stage}_offload.json"):
+        learner = learner_with(zero_stage=stage, deepspeed=file, lr=1e-3)
+        with trainer(learner=learner, policy=policy(full=True)) as trained:
+            losses = []
+            for step, samples in enumerate(batches):
+                losses.append(trained.update(samples, "sft")["policy/loss"])
+                if step == 3:
+                    folder = trained.save(tmp_path / str(file is None))
+            results[file] = losses, trained.adapter().tensors
+            assert trained.model.zero._adam.defaults["fused"] == (file is not None)
+    (plain, _), (offloaded, final) = results.values()
+    assert offloaded == pytest.approx(plain, rel=1e-4)
+    with trainer(learner=learner, policy=policy(full=True), seed=99) as resumed:
+        resumed.restore(folder)
+        for samples in batches[4:]:
+            resumed.update(samples, "sft")
+        assert all(np.array_equal(values, final[name]) for name, values in resumed.adapter().tensors.items())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from pixelis.errors import DataFailure
 from pixelis.families.positions import mrope_positions
 from pixelis.policy.forward import FeatureCache
 from pixelis.policy.packing import Prompt, collate, pack, prompt_of
-from pixelis.policy.samples import TrainSample, from_trajectory, unusable
+from pixelis.policy.samples import TrainSample, from_trajectory, once_per_view, unusable
 from pixelis.records import ImageView, Trajectory, Turn
 
 
@@ -146,3 +148,26 @@ def test_a_trajectory_becomes_a_sample_and_an_unanswered_observation_is_cut():
     assert (len(whole.tokens), len(whole.views)) == (9, 2)
     with pytest.raises(DataFailure, match="1 views for 2 images"):
         from_trajectory(trajectory, views[:1])
+
+
+def test_a_view_that_rollouts_share_is_hashed_once_and_nothing_is_kept_of_it() -> None:
+    calls: list[int] = []
+
+    @once_per_view
+    def mean(view: np.ndarray) -> float:
+        calls.append(len(calls))
+        return float(view.mean())
+
+    view = np.zeros((4, 4, 3), np.uint8)
+    assert [mean(view), mean(view)] == [0, 0]
+    view[:] = 7
+    assert mean(view) == 7, "what can change is read again"
+    calls.clear()
+    view.flags.writeable = False
+    assert [mean(view), mean(view), len(calls)] == [7, 7, 1]
+    alive = weakref.ref(view)
+    del view
+    assert alive() is None
+    other = np.full((4, 4, 3), 9, np.uint8)  # may have its address
+    other.flags.writeable = False
+    assert mean(other) == 9
