@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ MAIN, LOG = "shard.sqlite", "shard.sqlite-wal"
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of a shard whose process died: a part is in the main file, the rest in the log."""
     folder, copy = tmp_path_factory.mktemp("running"), tmp_path_factory.mktemp("copies") / "killed"
     shard = Shard(folder, MemoryConfig())
@@ -32,7 +32,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         shard.feedback(f"e{number}", Feedback(comment="hm"))
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("lock"))
     shard.close()
-    yield copy
+    return copy
 
 
 def cut(name: str, share: float) -> Callable[[Path], None]:
@@ -74,19 +74,19 @@ def test_no_loss_is_silent(killed: Path, tmp_path: Path, name: str) -> None:
     DAMAGE[name](folder)
     try:
         shard = Shard(folder, MemoryConfig())
-    except InfraFailure as error:
-        assert error.code == "damaged"
+    except InfraFailure:
         for path in folder.glob("shard.sqlite*"):  # what the error says to do
             path.unlink()
         shard = Shard(folder, MemoryConfig())
         assert (len(shard), shard.damaged) == (0, COUNT)
     feedback = sum(len(e.feedback) for e in shard.get([f"e{n}" for n in range(10)]) if e is not None)
     if len(shard) == COUNT and feedback == 10:
-        assert shard.damaged == 0 or name != "nothing"
+        assert shard.damaged == 0
     else:
-        assert shard.damaged >= max(1, COUNT - len(shard))
+        assert shard.damaged == max(1, COUNT - len(shard))
         line = json.loads((folder / "damage.jsonl").read_text().splitlines()[-1])
-        assert (line["lost"], line["changes"] > 0) == (COUNT - len(shard), True) or line.get("file")
+        assert line["lost"] == COUNT - len(shard)
+        assert line["changes"] > 0 or line["file"].startswith("damaged-")
     assert shard.add(entries(1, first=1000)) == [True]
     shard.close()
     shard = Shard(folder, MemoryConfig())
