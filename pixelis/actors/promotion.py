@@ -314,7 +314,7 @@ class Promotion:
         write_json(self.file, {**state, "watch": self.history and self.history.state()})
 
     async def _restore(self) -> None:
-        """Load the saved state. Without it the watch compares the served version with the one before, both judged anew."""
+        """Load the saved state. Without it the watch judges the served version anew, beside the one before."""
         cause = f"{self.file} is gone"
         try:
             with damaged_file(self.file, "nothing: versions are judged anew"):
