@@ -38,7 +38,7 @@ class PolicyStore:
             with damaged_file(index, fix):
                 records = [PolicyVersion.model_validate(row) for row in json.loads(index.read_bytes())]
                 records[0]  # there is always version 0
-        elif {path.name for path in self.folder.glob("v??????")} - {"v000000"}:
+        elif {path.parent.name for path in self.folder.glob("v??????/*")} - {"v000000"}:
             raise BadInput(f"{index} is gone, and its versions are there", code=DAMAGED, fix=fix)
         first = load_adapter(initial) if initial else None
         digest = first.sha256() if first is not None else ""
