@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import filelock
 
-from pixelis.errors import InfraFailure
+from pixelis.errors import BadInput, InfraFailure
 
 NO_SPACE, READ_ONLY, IO_ERROR, DAMAGED = "no_space", "read_only", "io_error", "damaged"
 """Codes of the InfraFailure that ``disk_failure`` returns."""
@@ -85,6 +85,16 @@ def replacing(path: str | Path, mode: str = "wb", permissions: int | None = None
 def write_json(path: str | Path, value: Any) -> None:
     with replacing(path, "w") as file:
         json.dump(value, file, indent=1)
+
+
+@contextmanager
+def damaged_file(path: Path, fix: str) -> Iterator[None]:
+    """Raise whatever shows that the content of ``path`` is damaged as BadInput ``damaged``."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError) as error:
+        message = f"{path} is damaged: {type(error).__name__} {error}"
+        raise BadInput(message, code=DAMAGED, fix=fix) from error
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from pixelis.errors import BadInput, InfraFailure, MissingFile
-from pixelis.files import write_json
+from pixelis.files import DAMAGED, damaged_file, write_json
 from pixelis.policy.adapters import Adapter, load_adapter, save_adapter
 from pixelis.records import PolicyVersion, VersionStatus
 
@@ -22,7 +22,8 @@ class PolicyStore:
     """Monotone versions of the weights; version 0 is the adapter of ``initial``, or the bare model.
 
     Keeps all records, and the weights of version 0, the last ``rollback`` promoted and the newest ``keep``
-    versions. A candidate (``promote=False``) is not served until ``promote`` is called.
+    versions. A candidate (``promote=False``) is not served until ``promote`` is called. Raises BadInput ``damaged``
+    if the records are damaged or gone.
     """
 
     def __init__(self, run_dir: str, initial: str | None = None, keep: int = 8, rollback: int = 3):
@@ -32,8 +33,13 @@ class PolicyStore:
         self.refs: dict[int, ray.ObjectRef | None] = {}
         self.streams: dict[int, Any] = {}
         index, records = self.folder / "versions.json", list[PolicyVersion]()
+        fix = f"restore it, or move {self.folder} away; policy.adapter can be one of its versions"
         if index.is_file():
-            records = [PolicyVersion.model_validate(row) for row in json.loads(index.read_text())]
+            with damaged_file(index, fix):
+                records = [PolicyVersion.model_validate(row) for row in json.loads(index.read_bytes())]
+                records[0]  # there is always version 0
+        elif {path.parent.name for path in self.folder.glob("v??????/*")} - {"v000000"}:
+            raise BadInput(f"{index} is gone, and its versions are there", code=DAMAGED, fix=fix)
         first = load_adapter(initial) if initial else None
         digest = first.sha256() if first is not None else ""
         if records and records[0].sha256 == digest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
@@ -20,7 +21,7 @@ from pixelis.config import Config
 from pixelis.errors import BadInput, MissingFile, PixelisError
 from pixelis.evolution.canary import Decision, PromotionHistory, Scores
 from pixelis.evolution.traffic_questions import MIN_QUESTIONS, TrafficQuestions, judge_traffic
-from pixelis.files import write_json
+from pixelis.files import damaged_file, write_json
 from pixelis.records import PolicyVersion, VersionStatus
 
 MAX_CURVE = 1000
@@ -69,7 +70,7 @@ class Promotion:
             await self.canary.ready()
         async with self.transition:
             await self._serve(await self.store.promoted.remote())
-            self._load()
+            await self._restore()
 
     async def begin(self, base: int | None) -> None:
         """The learner's weights descend from ``base``; it must reset them unless that is promoted."""
@@ -312,13 +313,30 @@ class Promotion:
         state = {"key": self.key, "unjudged": self.unjudged, "curve": self.curve, "pending": pending}
         write_json(self.file, {**state, "watch": self.history and self.history.state()})
 
-    def _load(self) -> None:
-        """Load the saved state if it is about these questions and this starting policy and served version."""
+    async def _restore(self) -> None:
+        """Load the saved state. Without it the watch judges the served version anew, beside the one before."""
+        cause = f"{self.file} is gone"
+        try:
+            with damaged_file(self.file, "nothing: versions are judged anew"):
+                if self._load():
+                    return
+        except BadInput as error:
+            cause = error.message
+            os.replace(self.file, self.file.with_suffix(".damaged"))
+        if self.served and self.canary is not None:
+            self.unjudged = True
+            await self.note("repair", "evolution", "judge_anew", "success", {"cause": cause})
+
+    def _load(self) -> bool:
+        """Load the saved state if it is about these questions and this starting policy and served version.
+
+        False without a file.
+        """
         if not self.file.is_file():
-            return
-        state = json.loads(self.file.read_text(encoding="utf-8"))
+            return False
+        state = json.loads(self.file.read_bytes())
         if state["key"][:3] != self.key[:3]:
-            return
+            return True
         history = state["watch"] and PromotionHistory.restore(self.settings, state["watch"])
         current, pending = state["key"] == self.key, state["pending"] or {}
         completed = pending.get("version") == self.served
@@ -329,3 +347,4 @@ class Promotion:
             elif not current and history:  # a rollback that was not saved
                 history.roll_back(self.served)
                 self.unjudged = False
+        return True

@@ -25,7 +25,7 @@ from pixelis.errors import PixelisError
 from pixelis.evolution.gate import learning_rate
 from pixelis.evolution.shares import LargestShares, Shares, Source, most_abundant, most_tasks
 from pixelis.evolution.updates import agreeing, as_group
-from pixelis.files import write_json
+from pixelis.files import damaged_file, write_json
 from pixelis.policy.advantages import assign_advantages
 from pixelis.records import Experience, UpdateTask
 from pixelis.rewards.vote import called_wrong
@@ -68,8 +68,8 @@ class UpdateQueue:
 
     def restore_shares(self) -> None:
         if self.file.is_file():
-            state = json.loads(self.file.read_text(encoding="utf-8"))
-            self.shares.restore(state, time.monotonic(), time.time())
+            with damaged_file(self.file, "restore it, or remove it: the shares of users then begin anew"):
+                self.shares.restore(json.loads(self.file.read_bytes()), time.monotonic(), time.time())
 
     async def save_shares(self) -> None:
         state = self.shares.state(time.monotonic(), time.time())

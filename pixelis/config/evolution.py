@@ -44,6 +44,8 @@ class NeighboursConfig(Section):
     """neighbours to retrieve from memory; 0: none"""
     min_similarity: float = Field(0.95, ge=-1, le=1)
     """minimum cosine similarity of a neighbour that votes"""
+    min_users: PositiveInt = 3
+    """users whose experiences must agree to vote on another user's request of the same key"""
 
 
 class GuardConfig(Section):

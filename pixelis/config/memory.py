@@ -26,6 +26,9 @@ class MemoryConfig(Section):
     """experience to evict from a full memory: the oldest (fifo) or the one with the lowest priority"""
     retention_days: PositiveFloat = 90.0
     """age in days at which an experience is deleted"""
+    on_loss: Literal["continue", "refuse"] = "continue"
+    """where a shard finds less on its disk than it has acknowledged: continue and say how much, or refuse to
+    start"""
     pictures: bool = True
     """store the views of the policy (PNG without metadata) with each experience"""
     index: Literal["flat", "hnsw", "ivf"] = "flat"

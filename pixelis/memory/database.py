@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.files import DAMAGED, NO_SPACE, disk_failure, disk_failures, has_space
+from pixelis.memory.high_water import HighWater
 from pixelis.memory.lease import Lease
 from pixelis.memory.salvage import Salvage, damaged, salvage
-from pixelis.memory.schema import SCHEMA, create, prepare
+from pixelis.memory.schema import SCHEMA, create, prepare, set_fact
 
 log = logging.getLogger(__name__)
 
@@ -64,18 +65,22 @@ class Database:
     file.
     """
 
-    def __init__(self, folder: Path, wait_s: float = 10.0):
+    def __init__(self, folder: Path, wait_s: float = 10.0, accept_loss: bool = True):
         self.path = folder / "shard.sqlite"
         self.failure: InfraFailure | None = None
         self.salvaged: Salvage | None = None
-        with disk_failures(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lease = Lease(folder, wait_s)
-        try:
+        self._damage: dict[str, str] = {}
+        with contextlib.ExitStack() as stack:
+            with disk_failures(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                self._lease = Lease(folder, wait_s)
+                stack.callback(self._lease.release)
+                self._high_water = HighWater(folder / "acknowledged")
+                stack.callback(self._high_water.close)
             self._open()
-        except BaseException:
-            self._lease.release()
-            raise
+            stack.callback(lambda: self._writer.close())
+            self._find_loss(accept_loss)
+            self._closing = stack.pop_all()
         self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
         self._pending: queue.Queue[_Write | None] = queue.Queue()
         self.commits = 0
@@ -135,17 +140,35 @@ class Database:
             if (log_file := self.path.with_name(self.path.name + suffix)).exists():
                 os.replace(log_file, aside.with_name(aside.name + suffix))
         os.replace(fresh, self.path)
-        self.salvaged = result
-        line = {"time": time.time(), "file": aside.name, "problem": problem, **asdict(result)}
-        with open(self.path.with_name("damage.jsonl"), "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        log.critical(
-            "%s was damaged (%s): %d experiences are intact, %d lost, %d without their vector, %d without "
-            "pictures; damage.jsonl has their ids, docs/memory.md the repair",
-            *(self.path, problem, result.experiences, result.lost),
-            *(len(result.without_vector), len(result.without_pictures)),
-        )
+        self.salvaged, self._damage = result, {"file": aside.name, "problem": problem}
         self._open()
+
+    def _find_loss(self, accept_loss: bool) -> None:
+        """Report what was saved from a damaged file, and what was acknowledged and is in no file any more."""
+        row = self._writer.execute("SELECT value FROM facts WHERE name = 'changes'").fetchone()
+        (size,) = self._writer.execute("SELECT count(*) FROM experiences").fetchone()
+        self.changes = int(row[0]) if row else 0
+        changes, experiences = self._high_water.read()
+        lost, result = experiences - size, self.salvaged or Salvage(size)
+        if changes > self.changes or lost > result.lost:
+            result.lost, result.changes = max(result.lost, lost), max(0, changes - self.changes)
+            self.salvaged = result
+        if self.salvaged is None:
+            return
+        problem = self._damage.setdefault("problem", "it ends before the last acknowledged change")
+        line = {"time": time.time(), **self._damage, **asdict(result)}
+        with disk_failures(self.path), open(self.path.with_name("damage.jsonl"), "a") as file:
+            file.write(json.dumps(line) + "\n")
+        message = (
+            f"{self.path} was damaged ({problem}): {size} experiences are intact, {result.lost} lost, "
+            f"{len(result.without_vector)} without their vector, {len(result.without_pictures)} without pictures; "
+            f"{result.changes} acknowledged changes are lost"
+        )
+        log.critical("%s; damage.jsonl has the ids, docs/memory.md the repair", message)
+        if not accept_loss and (result.lost or result.changes):
+            fix = "restore the file from a backup, or continue without them: memory.on_loss=continue"
+            raise InfraFailure(message, code=DAMAGED, fix=fix)
+        self._high_water.write(self.changes, size)
 
     def write(self, change: Change, applied: Callable[[Any], object] | None = None) -> Any:
         """Run ``change`` in a transaction and return its result once it is on disk.
@@ -193,8 +216,11 @@ class Database:
                         error = self._failed(error)
                     write.done.set_exception(error)
                 self._writer.execute("RELEASE change")
+            changes = self.changes + len(batch)
+            set_fact(self._writer, "changes", str(changes))
+            (size,) = self._writer.execute("SELECT count(*) FROM experiences").fetchone()
             self._writer.execute("COMMIT")
-            self.commits += 1
+            self.commits, self.changes = self.commits + 1, changes
         except (sqlite3.Error, OSError, InfraFailure) as error:
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
@@ -203,6 +229,8 @@ class Database:
                 if not write.done.done():
                     write.done.set_exception(failure)
             return
+        with contextlib.suppress(OSError):  # the changes themselves are on disk
+            self._high_water.write(changes, size)
         # Damage lasts, and so does a full disk on which only little fitted.
         lasts = self.failure and (
             self.failure.code == DAMAGED or (self.failure.code == NO_SPACE and not has_space(self.path))
@@ -268,5 +296,4 @@ class Database:
                 write.done.set_exception(InfraFailure("the memory is closed", code="closed"))
         while not self._readers.empty():
             self._readers.get().close()
-        self._writer.close()
-        self._lease.release()
+        self._closing.close()

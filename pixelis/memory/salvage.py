@@ -30,10 +30,14 @@ def damaged(db: sqlite3.Connection) -> str:
 
 @dataclass(slots=True)
 class Salvage:
-    """Numbers of experiences copied and lost, and the ids of those lost or copied without a part."""
+    """Numbers of experiences copied and lost, and the ids of those lost or copied without a part.
+
+    ``changes``: number of acknowledged changes, such as feedback, that are lost, also of these experiences.
+    """
 
     experiences: int = 0
     lost: int = 0
+    changes: int = 0
     lost_ids: list[str] = field(default_factory=list)
     without_vector: list[str] = field(default_factory=list)
     without_pictures: list[str] = field(default_factory=list)

@@ -45,7 +45,7 @@ class Shard:
         self.folder, self.config = Path(folder), config
         self.capacity = config.capacity if capacity is None else capacity
         started = time.monotonic()
-        self.database = Database(self.folder)
+        self.database = Database(self.folder, accept_loss=config.on_loss == "continue")
         self.stored = Rows(self.database)
         self._index: Index | None = None
         self._ids: dict[int, str] = {}
@@ -242,9 +242,11 @@ class Shard:
 
     @property
     def damaged(self) -> int:
-        """Number of experiences that the last start found damaged."""
-        result = self.database.salvaged
-        return 0 if result is None else result.lost + len({*result.without_vector, *result.without_pictures})
+        """Number of experiences that the last start found damaged or lost; 1 if it is only their feedback."""
+        if (result := self.database.salvaged) is None:
+            return 0
+        parts = {*result.without_vector, *result.without_pictures}
+        return result.lost + len(parts) or min(1, result.changes)
 
     def stats(self) -> dict[str, Any]:
         with self.database.read() as db:

@@ -53,7 +53,7 @@ class Media(Record):
     ``uri`` is a file path, a ``data:`` URL or a ``cards:`` name. A clip may also be a list of pictures,
     ``frames``, at ``fps`` per second. ``spans`` cuts a clip to its parts from start to end seconds: only
     their frames exist, numbered from 0, with their times in the whole clip. ``width`` and ``height`` in
-    pixels; None until it is decoded.
+    pixels; None until it is decoded. ``details`` of a served picture: see `pixelis.operations.image`.
     """
 
     id: str
@@ -64,6 +64,7 @@ class Media(Record):
     spans: list[Span] | None = None
     width: int | None = None
     height: int | None = None
+    details: str = ""
 
     @property
     def is_inline(self) -> bool:

@@ -1,8 +1,9 @@
 """The vote: turns k answers to one prompt and compatible experiences from memory into a verdict.
 
 Equivalent answers are grouped first (TTRL, arXiv 2504.16084). An experience votes only on the same question
-about a very similar picture. If experiences change the samples' winner, nothing is learnt. Feedback removes
-an experience's vote but never casts one, so poisoned feedback can only reduce what is learnt.
+about a copy of the picture, and only for callers of its own key. If experiences change the samples' winner,
+nothing is learnt. Feedback removes an experience's vote but never casts one, so poisoned feedback can only
+reduce what is learnt.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pixelis.config import Config, EvolutionConfig, VotingConfig
+from pixelis.operations.image import are_copies
 from pixelis.records import Action, Experience, Feedback, Neighbour, Question, Trajectory, Verdict, Vote
 from pixelis.rewards.equality import Equality, Same, classes, same_text, spellings
 from pixelis.rewards.scorers import box_iou, canonical
@@ -65,16 +67,42 @@ def self_confidence(trajectory: Trajectory) -> float:
 
 
 def compatible(question: Question, neighbour: Neighbour, config: EvolutionConfig) -> bool:
-    """True when the experience may vote: same question, similar picture, elected and not called wrong since."""
+    """True when the experience may vote: same question, same picture, elected and not called wrong since."""
     experience = neighbour.experience
     return (
         neighbour.similarity >= config.neighbours.min_similarity
         and _content(experience.question) == _content(question)
+        and all(
+            are_copies(a.details, b.details)
+            for a, b in zip(experience.question.media, question.media, strict=True)
+        )
         and bool((experience.verdict.answer or "").strip())
         and experience.verdict.reason not in CLOSED
         and experience.status not in ("failed", "archived")
         and not called_wrong(experience)
     )
+
+
+def entitled(
+    neighbours: Sequence[Neighbour], caller: str | None, min_users: int, same: Same
+) -> list[Neighbour]:
+    """Those that may vote for ``caller`` (the owner of its experiences): its own, and agreeing ones of its key.
+
+    Other users' experiences vote for an answer that at least ``min_users`` of them got: one user alone decides
+    nobody else's answer, and another key never does.
+    """
+    near = [n for n in neighbours if _key_of(n.experience.user) == _key_of(caller)]
+    names = classes([n.experience.verdict.answer for n in near], same)
+    pairs = [(n.experience.user, name) for n, name in zip(near, names, strict=True)]
+    others = Counter(name for user, name in set(pairs) if user != caller)
+    return [
+        n for n, (user, name) in zip(near, pairs, strict=True) if user == caller or others[name] >= min_users
+    ]
+
+
+def _key_of(owner: str | None) -> str:
+    """The part of an owner that names the API key; empty without one."""
+    return (owner or "").rpartition(".")[0]
 
 
 def called_wrong(experience: Experience) -> bool:
@@ -207,8 +235,9 @@ def vote(
     question: Question,
     now: float,
     same: Same = same_text,
+    caller: str | None = None,
 ) -> Verdict:
-    """The verdict of a request's samples and of the compatible experiences retrieved for it.
+    """The verdict of a request's samples and of the compatible experiences that may vote for its ``caller``.
 
     No update is made of a verdict with a reason: ``tie`` (the first of the tied answers),
     ``insufficient_votes`` (the first of fewer than MIN_VOTES, at half confidence), ``abstained`` (less than
@@ -216,7 +245,8 @@ def vote(
     """
     unweighted = config.vote.strategy in ("majority", TRAJECTORY)
     samples = [_sample_vote(t, unweighted) for t in trajectories]
-    voting = [n for n in neighbours if compatible(question, n, config)]
+    alike = [n for n in neighbours if compatible(question, n, config)]
+    voting = entitled(alike, caller, config.neighbours.min_users, same)
     experiences = [
         Vote(
             answer=n.experience.verdict.answer,
@@ -235,8 +265,8 @@ def vote(
         sequences = [t.actions for t in (*trajectories, *(n.experience.trajectory for n in voting))]
         for i, name in enumerate(names):
             equal = [j for j, other in enumerate(names) if other == name]
-            alike = [action_similarity(sequences[i], sequences[j]) for j in equal]
-            votes[i].weight *= math.fsum(alike) / len(alike)
+            similar = [action_similarity(sequences[i], sequences[j]) for j in equal]
+            votes[i].weight *= math.fsum(similar) / len(similar)
     verdict = _verdict(votes, names, config.vote)
     verdict.neighbours = len(neighbours)
     if experiences and not verdict.reason:

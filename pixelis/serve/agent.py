@@ -36,11 +36,10 @@ from pixelis.dialogue.failures import require_completed
 from pixelis.errors import BadImage, BadInput, InfraFailure
 from pixelis.evolution import privacy
 from pixelis.operations.encoded import read_encoded
-from pixelis.operations.image import data_url, image_pixels, load_image
+from pixelis.operations.image import data_url, details, image_pixels, load_image
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.operations.video import Clip, clip_pixels, open_clip
-from pixelis.protocol.answer_format import AnswerFormat
 from pixelis.records import (
     ImageView,
     Media,
@@ -136,7 +135,10 @@ class Agent:
         for number, source in enumerate(query.clips):
             with _named(query, id := f"vid{number}"):
                 clips[id] = open_clip(source, self.clip_caps)
-        media = [Media(id=id, uri=p.uri, height=p.height, width=p.width) for id, p in pictures.items()]
+        media = [
+            Media(id=id, uri=p.uri, height=p.height, width=p.width, details=p.details)
+            for id, p in pictures.items()
+        ]
         media += [
             Media(id=name, uri=f"sha256:{clip.sha256}", kind="video", height=clip.height, width=clip.width)
             for name, clip in clips.items()
@@ -160,8 +162,9 @@ class Agent:
         self.decoded_bytes_since_trim += pixels.nbytes
         height, width, _ = pixels.shape
         view = fit(pixels, PixelBudget(d.min_pixels, d.max_pixels), 1)
+        cells = details(pixels) if self.config.memory.pictures else ""
         return self.pictures_in_use.setdefault(
-            (uri, operations), Picture(uri, height, width, ray.put(pixels), view)
+            (uri, operations), Picture(uri, height, width, ray.put(pixels), view, cells)
         )
 
     def return_memory(self) -> None:
@@ -202,7 +205,7 @@ class Agent:
             assert samples is not None
             group, accepted = samples.result.group, samples.accepted
             with tracing.span("vote") as span:
-                verdict = await self._judge(question, accepted, lookup, cold, query.answers)
+                verdict = await self._judge(question, accepted, lookup, cold, query)
                 span.set_attribute("pixelis.confidence", verdict.confidence)
         answer = Answer(
             verdict,
@@ -283,7 +286,7 @@ class Agent:
         samples: list[Trajectory],
         lookup: Lookup,
         cold: bool,
-        answers: AnswerFormat | None,
+        query: AgentQuery,
     ) -> Verdict:
         if cold:
             return vote.direct(samples)
@@ -291,15 +294,15 @@ class Agent:
         neighbours = [
             n for n in lookup.neighbours if not privacy.is_redacted(n.experience.verdict.answer or "")
         ]
+        answers, rewards = query.answers, self.config.rewards
         if answers is not None:
             neighbours = await answers.filter(neighbours, lambda n: n.experience.verdict.answer)
-        query = lookup.stored_question or question
-        rewards = self.config.rewards
+        stored = lookup.stored_question or question
         scorer = rewards.scorer_of(question.task, question.scorer)
         same = answers.same if answers is not None else Equality(question, scorer, shared_services(rewards))
         # Formulas are compared in worker processes, which takes milliseconds.
         verdict = await asyncio.to_thread(
-            vote.vote, samples, neighbours, self.config.evolution, query, time.time(), same
+            vote.vote, samples, neighbours, self.config.evolution, stored, time.time(), same, query.user
         )
         return verdict.model_copy(update={"neighbours": len(lookup.neighbours), "partial": lookup.partial})
 

@@ -61,6 +61,8 @@ class AgentQuery:
 class Picture:
     """A decoded picture: object reference to uint8 [H, W, 3], and view for the Embedder. ``uri`` is a hash.
 
+    ``details`` are those of `pixelis.operations.image`; empty if the memory keeps no pictures.
+
     Requests in progress that show the same picture share this object.
     """
 
@@ -69,6 +71,7 @@ class Picture:
     width: int
     ref: Any
     view: np.ndarray
+    details: str
 
 
 @dataclass(frozen=True, slots=True)

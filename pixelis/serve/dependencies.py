@@ -48,6 +48,7 @@ async def authorise(state: State, request: Request, credentials: Credentials) ->
     """Raises ApiError 401 if a required key is missing or unknown."""
     caller = state.access.authorise(credentials.credentials if credentials is not None else "")
     request.scope["pixelis.caller"] = caller.label  # for the log
+    request.scope["pixelis.key"] = caller.name
     return caller
 
 
@@ -189,7 +190,9 @@ async def read_body(state: GatewayState, request: Request, max_bytes: int, deadl
     body = bytearray()
     latest = asyncio.get_running_loop().time() + UPLOAD_GRACE_S
     try:
-        with state.uploads.enter(state.access.client_id(request)) as receive:
+        # By key, where it has a name: an address may be that of a proxy with many callers.
+        client = request.scope.get("pixelis.key") or state.access.client_id(request)
+        with state.uploads.enter(client) as receive:
             async with asyncio.timeout_at(min(latest, deadline)) as limit:
                 async for chunk in request.stream():
                     if len(body) + len(chunk) > max_bytes:  # chunked bodies announce no length

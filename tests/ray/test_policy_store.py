@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import ray
 
+from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.policy.adapters import Adapter
@@ -124,3 +125,14 @@ def test_promoting_an_earlier_version_withdraws_the_later_ones(make: Make) -> No
     assert statuses(store) == ["promoted", "promoted", "rolled_back", "rolled_back", "candidate"]
     ray.get(store.promote.remote(candidate))
     assert ray.get(store.promoted.remote()) == candidate
+
+
+def test_a_store_that_cannot_start_says_which_file_is_damaged(make: Make, tmp_path: Path) -> None:
+    ray.get(make().publish.remote(adapter(1), "rft", 1))
+    (tmp_path / "versions" / "versions.json").write_bytes(b"")
+    with pytest.raises(ray.exceptions.RayActorError) as caught:
+        ray.get(make().promoted.remote())
+    cause = unwrap_ray_error(caught.value)
+    assert isinstance(cause, BadInput)
+    assert "versions.json is damaged" in str(cause)
+    assert "policy.adapter can be one of its versions" in str(cause)

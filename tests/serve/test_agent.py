@@ -18,7 +18,8 @@ from pixelis.actors.embedder import Embedder
 from pixelis.actors.memory_shard import place_shards
 from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
-from pixelis.records import UpdateTask
+from pixelis.memory import Entry
+from pixelis.records import UpdateTask, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer, Backends, TurnEvent
 
@@ -198,6 +199,36 @@ def test_a_repeated_question_is_found_and_credited_once(environment: Environment
     ]
     assert (answer.verdict.neighbours, answer.verdict.partial) == (1, False)
     assert environment.change(before)["size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("asked_by", "planted"),
+    [("app.ann", "7"), ("web.bob", "7"), ("app.bob", "8")],
+    ids=["another user", "another key", "the same user"],
+)
+def test_seven_experiences_decide_the_answers_of_their_own_user_alone(
+    environment: Environment, asked_by: str, planted: str
+) -> None:
+    """They are about the same picture and say 8, where all samples say 7."""
+
+    async def scenario() -> Answer:
+        agent = environment.agent()
+        assert agent.memory is not None
+        query = ask(f"say 7 to {asked_by}", user=asked_by, samples=3)
+        first = await agent.answer(query)
+        await agent.drain()
+        own = await agent.memory.get(first.experience_id or "")
+        assert own is not None
+        vector = await agent.retrieval.vector(own.question, (await agent.decode(query)).views)
+        wrong = {"user": "app.bob", "verdict": own.verdict.model_copy(update={"answer": "8"})}
+        await agent.memory.delete([own.id])
+        copies = [own.model_copy(update={"id": new_id("exp"), **wrong}) for _ in range(7)]
+        await agent.memory.add([Entry(experience, vector) for experience in copies])
+        return await agent.answer(query)
+
+    answer = run(scenario())
+    assert [n.experience.verdict.answer for n in answer.neighbours] == ["8"] * 5
+    assert answer.verdict.answer == planted
 
 
 @pytest.mark.long

@@ -246,8 +246,10 @@ def _memory(state: GatewayState) -> Memory:
 
 def _shown(experience: Experience, caller: Caller) -> Experience:
     trajectory = without_tokens(experience.trajectory, {})
+    media = [medium.model_copy(update={"details": ""}) for medium in experience.question.media]
+    question = experience.question.model_copy(update={"media": media})
     verdict = verdict_for(caller, experience.verdict)
-    return experience.model_copy(update={"trajectory": trajectory, "verdict": verdict})
+    return experience.model_copy(update={"question": question, "trajectory": trajectory, "verdict": verdict})
 
 
 def _unknown(id: str) -> ApiError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from pixelis.actors.generator_router import GeneratorRouter
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.promotion import Promotion
 from pixelis.config import load
+from pixelis.errors import BadInput
 from pixelis.evolution.canary import Scores
 from pixelis.policy.adapters import Adapter, save_adapter
 from pixelis.records import VersionStatus
@@ -229,3 +231,49 @@ def test_a_folder_without_a_record_is_not_used(tmp_path: Path) -> None:
         assert other.publish(adapter(value + 0.5), "evolve", 1) == 1
         restarted = Store(str(tmp_path), str(tmp_path / f"start-{value}"))
         assert (restarted.promoted(), restarted.get(0)[0].sha256()) == (1, adapter(value).sha256())
+
+
+@pytest.mark.parametrize("damage", ["gone", "emptied", "cut", "of another kind"])
+def test_without_its_scores_the_served_version_is_judged_anew(tmp_path: Path, damage: str) -> None:
+    store, judge, entries = Store(str(tmp_path)), Judge(), list[tuple[str, dict[str, Any]]]()
+    judge.right = {0: 90, 1: 99}
+    asyncio.run(offer(new_promotion(tmp_path, store, judge), store, 1.0))
+    file = tmp_path / "versions" / "canary.json"
+    content = {"emptied": b"", "cut": file.read_bytes()[:-40], "of another kind": b'{"key": 3}'}
+    file.unlink() if damage == "gone" else file.write_bytes(content[damage])
+
+    async def note(event: str, *others: Any) -> None:
+        entries.append((event, others[-1]))
+
+    restarted = new_promotion(tmp_path, store, judge)
+    restarted.note = note  # type: ignore[method-assign]
+    asyncio.run(restarted.open())
+    assert restarted.served == 1
+    assert [(event, str(file) in details["cause"]) for event, details in entries] == [("repair", True)]
+    assert file.with_suffix(".damaged").exists() == (damage != "gone")
+    judge.right[1] = 60
+    assert asyncio.run(restarted.check_served()), "it is compared with the version before"
+    assert restarted.served == 0
+
+
+@pytest.mark.parametrize("damage", ["gone", "emptied", "no version", "cut", "of another kind"])
+def test_versions_without_their_records_are_not_overwritten(tmp_path: Path, damage: str) -> None:
+    store = Store(str(tmp_path))
+    candidate(store, 1.0)
+    file = tmp_path / "versions" / "versions.json"
+    rows = json.loads(file.read_bytes())
+    rows[1]["status"] = "promotedd"
+    content = {
+        "emptied": "",
+        "no version": "[]",
+        "cut": file.read_text()[:-9],
+        "of another kind": json.dumps(rows),
+    }
+    file.unlink() if damage == "gone" else file.write_text(content[damage])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(BadInput, match=r"versions\.json is (damaged|gone)") as caught:
+        Store(str(tmp_path))
+    assert caught.value.code == "damaged"
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    (tmp_path / "versions").rename(tmp_path / "away")  # what the error says to do
+    assert [version.version for version in Store(str(tmp_path)).list()] == [0]

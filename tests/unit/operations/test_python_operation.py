@@ -11,6 +11,9 @@ import platform
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,6 +46,23 @@ def test_code_reads_the_pixels_of_the_region_in_full_resolution():
     assert observation.text == f"(200, 300, 3)\n{(COFFEE[:200, 300:, 0] > 200).sum()}"
     assert views == []
     assert observation.data["error"] is None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can drop root")
+def test_code_does_not_run_as_root():
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run, "import time\ntime.sleep(4)")
+        users = set[str]()
+        while not running.done():
+            for pid in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+                for child in pid.read_text().split():
+                    with contextlib.suppress(OSError):
+                        status = Path(f"/proc/{child}/status").read_text()
+                        if "Seccomp:\t2" in status:
+                            users |= {line for line in status.splitlines() if line.startswith(("Uid", "Gid"))}
+            time.sleep(0.05)
+    assert running.result()[0].status == "ok"
+    assert users == {"Uid:" + "\t65534" * 4, "Gid:" + "\t65534" * 4}
 
 
 def test_pictures_are_shown_and_no_call_can_be_about_a_part_of_them():

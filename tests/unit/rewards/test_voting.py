@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from votes import NOW, QUESTION, Answered, sample, samples, voting
 
 from pixelis.config import EvolutionConfig
+from pixelis.datasets import cards
 from pixelis.evolution.gate import gate
+from pixelis.operations.image import details
 from pixelis.records import Experience, Feedback, Media, Neighbour, Question, Trajectory, Turn, Verdict
 from pixelis.rewards.scorers import canonical
 from pixelis.rewards.vote import (
@@ -192,6 +197,55 @@ def test_neighbours_that_overrule_the_samples_never_teach(answered: list[Answere
     verdict = elect(*answered, strategy=strategy, memory=[neighbour("8") for _ in range(9)])
     assert (verdict.answer, verdict.reason) == ("8", OVERRULED)
     assert not gate(verdict, EvolutionConfig(gate=0.0))
+
+
+def test_an_experience_of_a_picture_that_differs_in_a_detail_has_no_vote() -> None:
+    """A detail of 28 x 28 pixels in 768 x 768, which the vector of a small view cannot see."""
+    scene = cards.scene_of("test", 7, 3)
+    members, labels = cards._members("mnist", "test"), cards._digits("mnist")[1]
+    other = int(members[labels[members] != scene.target.digit][0])
+    changed = replace(scene, cards=(replace(scene.target, image=other), *scene.cards[1:]))
+    picture, noise = cards.world("test").picture(scene), np.random.default_rng(0).normal(0, 6, (768, 768, 3))
+    shown = {
+        "same": picture,
+        "noise": np.clip(picture + noise, 0, 255).astype(np.uint8),
+        "half": np.asarray(Image.fromarray(picture).reduce(2)),
+        "changed": cards.world("test").picture(changed),
+    }
+
+    def about(name: str) -> Question:
+        media = [Media(id="img0", uri="memory:img0", details=details(shown[name]) if name in shown else "")]
+        return QUESTION.model_copy(update={"media": media})
+
+    memory = {name: neighbour("7", question=about(name)) for name in [*shown, "not stored"]}
+    votes = {name for name, own in memory.items() if compatible(about("same"), own, voting())}
+    assert votes == {"same", "noise", "half", "not stored"}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("owners", "decide"),
+    [
+        (["app.ann"] * 7, True),  # the caller's own
+        (["app.bob"] * 7, False),
+        (["app.bob", "app.cid"] * 3, False),
+        (["app.bob", "app.cid", "app.dan"] * 2, True),
+        (["app.bob", "app.cid", "app."] * 2, True),  # some name no user
+        (["app.bob", "app.cid", "web.dan"] * 3, False),
+        (["web.ann", "web.bob", "web.cid"] * 3, False),  # another key
+        ([None, "ann"] * 4, False),  # without a key
+    ],
+)
+def test_no_other_key_and_no_other_user_alone_decides(
+    owners: list[str | None], decide: bool, strategy: str
+) -> None:
+    trajectories, memory = samples(*[("7", 0.6)] * 4), [neighbour("8", user=owner) for owner in owners]
+    right = [neighbour("7", user="app.eve")]  # another answer does not count towards the users of 8
+    verdict = vote(trajectories, memory + right, voting(strategy), QUESTION, NOW, caller="app.ann")
+    assert (verdict.answer == "8", verdict.reason == OVERRULED) == (decide, decide)
+    if not decide:
+        alone = vote(trajectories, [], voting(strategy), QUESTION, NOW)
+        assert (verdict.confidence, len(verdict.votes)) == (alone.confidence, 4)
 
 
 def test_neighbours_support_doubt_and_break_a_tie() -> None:

@@ -23,6 +23,7 @@ from pixelis.serve import app, keys
 from pixelis.serve.agent_types import Answer
 from pixelis.serve.keys import Caller, KeyFile, Keys, digest
 from pixelis.serve.request_handler import shown_to, verdict_for
+from pixelis.serve.state import CLIENT_UPLOADS
 
 
 @pytest.fixture(autouse=True)
@@ -196,6 +197,19 @@ def test_a_route_is_refused_without_its_scope(tmp_path: Path) -> None:
             expected = None if scope in needed else "missing_scope" if scope else "invalid_api_key"
             assert refusal == expected, (method, path, scope)
             assert refusal is None or reply.json()["error"]["code"] == refusal
+
+
+def test_the_slow_bodies_of_a_key_keep_no_other_key_out(tmp_path: Path) -> None:
+    """All callers have one address here, as behind a proxy."""
+    file, gateway = KeyFile(tmp_path / "keys.json"), client(f"run.dir={tmp_path}")
+    secret = {name: file.create(name, ["ask", "feedback"]) for name in ("slow", "quick")}
+    state_of(gateway).uploads.clients["slow"] = CLIENT_UPLOADS
+
+    def status(name: str) -> int:
+        headers = {"Authorization": f"Bearer {secret[name]}"}
+        return gateway.post("/v1/agent", headers=headers, json={}).status_code
+
+    assert (status("slow"), status("quick")) == (429, 400)
 
 
 def test_every_route_but_health_requires_the_key_and_no_form_of_another_page() -> None:
