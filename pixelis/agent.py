@@ -22,6 +22,7 @@ from PIL import Image
 
 from pixelis.config import Config, ToolboxConfig, absolute, load
 from pixelis.config.load import Source
+from pixelis.config.references import EMBEDDED
 from pixelis.datasets.media import open_media
 from pixelis.dialogue.agent import Limits, Outcome, run_episode
 from pixelis.dialogue.augmentation import AugmentedSession, alternate
@@ -40,8 +41,8 @@ from pixelis.policy.model_path import resolve
 from pixelis.records import Action, ImageView, Media, Question, Trajectory, new_id
 from pixelis.rewards import vote
 
-NANO, OTHERS = "configs/nano/base.yaml", "configs/first_run/base.yaml"
-"""Default configurations: of the embedded model, and of others."""
+OTHERS = "configs/first_run/base.yaml"
+"""Default configuration of models that are not embedded."""
 
 T = TypeVar("T")
 Picture = str | Path | Image.Image | np.ndarray
@@ -110,15 +111,16 @@ class Agent:
         config: Source = None,
         **overrides: Any,
     ) -> Agent:
-        """Load a model (`nano`, a folder, owner/name of the hub) with an adapter (a run, a checkpoint, PEFT's format).
+        """Load a model (`nano`, `mini`, a folder, owner/name of the hub) with an adapter (a run, a checkpoint, PEFT's format).
 
-        ``config`` and ``overrides`` as in `pixelis.rft`; by default configs/nano/base.yaml, or for another model
-        configs/first_run/base.yaml. An adapter needs the `dialogue` that it was trained with: name RUN/config.yaml.
+        ``config`` and ``overrides`` as in `pixelis.rft`; by default configs/nano/base.yaml or
+        configs/mini/base.yaml, for another model configs/first_run/base.yaml. An adapter needs the `dialogue` that
+        it was trained with: name RUN/config.yaml.
         Raises BadConfig, MissingFile, MissingDependency, and BadInput for an adapter of another model.
         """
         named = {"policy.model": model, "policy.adapter": adapter}
         policy = {key: value for key, value in named.items() if value is not None}
-        default = NANO if model in (None, "nano") else OTHERS
+        default = f"configs/{model or 'nano'}/base.yaml" if model in (None, *EMBEDDED) else OTHERS
         return cls(absolute(load(config or default, policy | overrides)))
 
     def ask(

@@ -40,17 +40,26 @@ class Heads(nn.Module):
 
 
 def lesson_loss(
-    model: PreTrainedModel, heads: Heads, batch: Batch, bins: Int64[Tensor, 51], language: bool = True
+    model: PreTrainedModel,
+    heads: Heads | None,
+    batch: Batch,
+    bins: Int64[Tensor, 51],
+    language: bool = True,
 ) -> tuple[Tensor, dict[str, float]]:
     """Return the loss of one batch and its parts by name.
 
-    Without `language` only the vision tower and the heads are trained.
+    Without `language` only the vision tower and the heads are trained, without heads only the language model.
 
     bins: token ids of the coordinates.
     """
     vision = _vision_features(model, list(batch.views.cpu().numpy()))
+    if heads is None:
+        parts = _language_loss(model, batch, bins, vision)
+        return torch.stack([*parts.values()]).sum(), {
+            name: float(part.detach()) for name, part in parts.items()
+        }
     features = vision.pooler_output.view(len(batch.views), -1, model.config.text_config.hidden_size)
-    parts: dict[str, torch.Tensor] = {}
+    parts = dict[str, Tensor]()
     overview, mark = features[batch.overviews], batch.marks
     row, token = mark[:, 0].long(), mark[:, 1].long()
     colour = torch.zeros(overview.shape[:2], dtype=torch.int64, device=overview.device)

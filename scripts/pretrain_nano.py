@@ -1,11 +1,11 @@
-"""Pretrain the base of pixelis-nano from random weights: `python scripts/pretrain_nano.py`.
+"""Pretrain the base of `nano` or `mini` from random weights: `python scripts/pretrain_nano.py [--model mini]`.
 
-The committed base was trained with photographs from these packages of Debian 12, in addition to those of the
-cards data: opencv-doc 4.6.0, plasma-workspace-wallpapers 5.27.5, gnome-backgrounds 43.1, mate-backgrounds
-1.26.0, ukui-wallpapers 20.04.3, lxqt-themes 1.2.0, stellarium-data 0.22.2. The photographs are not part of
-this repository. To use them, run `apt-get download PACKAGE` and `dpkg -x PACKAGE*.deb FOLDER/PACKAGE`, then
-pass `--photos FOLDER`. Without `--photos` only the training photographs of the cards data are used, and the
-result generalises less.
+`mini` has the vision tower of `nano` and learns to look up and copy text (`nano_texts.py`). The committed bases
+were trained with photographs from these packages of Debian 12, in addition to those of the cards data: opencv-doc 4.6.0,
+plasma-workspace-wallpapers 5.27.5, gnome-backgrounds 43.1, mate-backgrounds 1.26.0, ukui-wallpapers 20.04.3,
+lxqt-themes 1.2.0, stellarium-data 0.22.2. The photographs are not part of this repository. To use them, run
+`apt-get download PACKAGE` and `dpkg -x PACKAGE*.deb FOLDER/PACKAGE`, then pass `--photos FOLDER`. Without
+`--photos` only the training photographs of the cards data are used, and the result generalises less.
 
 The schedule depends on the number of lessons, never on time, and every lesson follows from the seed. An
 interrupted run resumes from its last checkpoint. A GPU is used if there is one.
@@ -27,17 +27,25 @@ import torch
 from nano_backgrounds import own_backgrounds, photo_backgrounds
 from nano_lessons import Batch, Lessons, Views
 from nano_losses import Heads, evaluate, lesson_loss
+from nano_texts import Texts, evaluate_texts, text_loss
+from transformers import PreTrainedModel, Qwen3VLForConditionalGeneration
 
 from pixelis.datasets import cards
 from pixelis.errors import BadInput, MissingFile
+from pixelis.families import NANO
 from pixelis.families.vision import batch_windows
-from pixelis.nano.architecture import build, save
+from pixelis.nano.architecture import MINI_SIZES, SIZES, build, save
 from pixelis.nano.tokenizer import BINS, build_tokenizer
+from pixelis.policy.model_path import resolve
 
 VISION_SHARE = 0.2
-"""Share of the lessons in which only the vision tower is trained, through the auxiliary heads."""
+"""Share of the lessons in which only the vision tower is trained, through the auxiliary heads; `mini` only repeats
+tokens meanwhile.
+"""
 VISION_RATE, RATE, LAST_RATE = 1.5e-3, 1.5e-3, 0.03
 BATCH, LARGE_BATCH, LARGE_FROM = 16, 32, 0.6
+TEXT_WEIGHT = 3.0
+"""Weight of the loss of a batch of texts, one of which `mini` gets beside each batch of lessons."""
 SAVE_EVERY = 8_000
 AVERAGE = 0.999
 
@@ -66,14 +74,31 @@ def rate_at(done: int, samples: int) -> float:
     return RATE * warmup * (LAST_RATE + (1 - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
+def take_tower(model: PreTrainedModel, seed: int) -> None:
+    """Give a wider model the vision tower of `nano`. Only the layers that write image tokens can be trained.
+
+    They start as those of `nano`, turned into the wider space, so that a token says what it said there.
+    """
+    tower = Qwen3VLForConditionalGeneration.from_pretrained(resolve("nano")).model.visual.state_dict()
+    own, width = model.model.visual.state_dict(), model.config.text_config.hidden_size
+    noise = torch.randn(width, SIZES["hidden"], generator=torch.Generator().manual_seed(seed))
+    turn = torch.linalg.qr(noise).Q
+    wider = {name for name, weights in tower.items() if weights.shape != own[name].shape}
+    for name in wider:
+        tower[name] = turn @ tower[name]
+    model.model.visual.load_state_dict(tower)
+    for name, parameter in model.model.visual.named_parameters():
+        parameter.requires_grad_(name in wider)
+
+
 class Pretraining:
     """The state of a run: model, heads, averaged weights, optimizer and the number of lessons done."""
 
-    def __init__(self, out: Path, seed: int, samples: int):
-        self.out, self.seed, self.samples = out, seed, samples
-        self.tokenizer = build_tokenizer()
+    def __init__(self, out: Path, seed: int, samples: int, mini: bool):
+        self.out, self.seed, self.samples, self.mini = out, seed, samples, mini
+        self.tokenizer = build_tokenizer(mini=mini)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.model = build(self.tokenizer, seed=seed).to(self.device)
+        self.model = build(self.tokenizer, NANO, seed, **(MINI_SIZES if mini else SIZES)).to(self.device)
         self.heads = Heads(self.model.config.text_config.hidden_size).to(self.device)
         self.average = copy.deepcopy(self.model).eval()
         for model in (self.model, self.average):
@@ -83,6 +108,15 @@ class Pretraining:
             self.parameters, lr=VISION_RATE, betas=(0.9, 0.95), weight_decay=0.02, fused=True
         )
         self.bins = torch.tensor([self.tokenizer(str(v))["input_ids"][0] for v in BINS], device=self.device)
+        self.texts: Texts | None = None
+        if mini:  # it sees with the trained tower of `nano`
+            for one in (self.model, self.average):
+                take_tower(one, seed)
+            repeating = sum(first < VISION_SHARE * samples for first, _ in plan_of(samples))
+            self.texts = Texts(self.tokenizer, seed, repeating)
+            # Copying a token is then the same for all, not one thing to learn for each.
+            for one in (self.model, self.average):
+                one.lm_head.load_state_dict(one.model.language_model.embed_tokens.state_dict())
         self.step = self.done = 0
         self.cpu_seconds = 0.0
 
@@ -126,7 +160,14 @@ class Pretraining:
             group["lr"] = rate_at(self.done, self.samples)
         on_device = Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
         language = self.done >= VISION_SHARE * self.samples
-        loss, parts = lesson_loss(self.model, self.heads, on_device, self.bins, language)
+        if self.texts is None:
+            loss, parts = lesson_loss(self.model, self.heads, on_device, self.bins, language)
+        else:
+            text = TEXT_WEIGHT * text_loss(self.model, self.texts.batch(self.step))
+            loss, parts = text, {"text": float(text.detach()) / TEXT_WEIGHT}
+            if language:
+                seen, more = lesson_loss(self.model, None, on_device, self.bins)
+                loss, parts = loss + seen, parts | more
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
@@ -139,14 +180,24 @@ class Pretraining:
         self.cpu_seconds += time.process_time() - start
         return parts
 
+    def evaluate(self, split: str, count: int = 300) -> dict[str, float]:
+        """The scores of the averaged weights: perception on a split, and answers about unseen texts."""
+        scores = evaluate(self.average, self.tokenizer, split, count)
+        if self.texts is not None:
+            scores["text"] = evaluate_texts(self.average, self.texts, count)
+        return scores
+
     def finish(self, command: str, backgrounds: int) -> dict[str, float]:
         """Evaluate the averaged weights on the test split; write the model folder with its README."""
-        scores = evaluate(self.average, self.tokenizer, "test", 500)
-        save(self.average.to("cpu"), self.tokenizer, self.out)
+        dtype = torch.bfloat16 if self.mini else torch.float32
+        self.average.to(dtype).float()  # the scores are those of the weights in the file
+        scores = self.evaluate("test", 500)
+        save(self.average.to("cpu", dtype), self.tokenizer, self.out)
         digest = hashlib.sha256((self.out / "model.safetensors").read_bytes()).hexdigest()
         (self.out / "README.md").write_text(
             README.format(
                 command=command,
+                name="mini" if self.mini else "nano",
                 seed=self.seed,
                 samples=self.samples,
                 backgrounds=backgrounds,
@@ -156,12 +207,13 @@ class Pretraining:
                 torch=torch.__version__,
                 **{k: f"{v:.3f}" for k, v in scores.items()},
             )
+            + (TEXT_SCORE.format(text=scores["text"]) if self.mini else "")
         )
         self._checkpoint.unlink(missing_ok=True)
         return scores
 
 
-README = """# The base of pixelis-nano
+README = """# The base of pixelis-{name}
 
 A tiny Qwen3-VL trained to perceive: it points at a named frame and reads a digit. It has seen no tool call and no answer tag.
 
@@ -174,6 +226,9 @@ A tiny Qwen3-VL trained to perceive: it points at a named frame and reads a digi
 
 This folder contains weights, no photographs. `scripts/pretrain_nano.py` names the packages of the photographs.
 """
+TEXT_SCORE = """
+It also copies and looks up text in the form of observations: {text:.3f} of 500 answers are right to the letter.
+"""
 
 
 def main() -> None:
@@ -181,7 +236,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/nano_base"), help="folder of the model")
+    parser.add_argument("--model", choices=("nano", "mini"), default="nano")
+    parser.add_argument("--out", type=Path, help="folder of the model, by default runs/MODEL_base")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--samples", type=int, default=200_000, help="number of lessons")
     parser.add_argument("--photos", type=Path, help="folder with additional photographs")
@@ -194,6 +250,7 @@ def main() -> None:
         raise BadInput("--samples and --threads must be at least 1")
     if args.photos is not None and not args.photos.is_dir():
         raise MissingFile(f"--photos {args.photos} is not a folder")
+    args.out = args.out or Path(f"runs/{args.model}_base")
     plan = plan_of(args.samples)
     if args.dry_run:
         print(
@@ -202,7 +259,7 @@ def main() -> None:
         return
     torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
-    run = Pretraining(args.out, args.seed, args.samples)
+    run = Pretraining(args.out, args.seed, args.samples, args.model == "mini")
     backgrounds = own_backgrounds(args.seed) + (
         photo_backgrounds(args.photos, args.seed) if args.photos else []
     )
@@ -221,8 +278,10 @@ def main() -> None:
         if run.done // SAVE_EVERY > (run.done - size) // SAVE_EVERY:
             run.save()
         if run.done // (5 * SAVE_EVERY) > (run.done - size) // (5 * SAVE_EVERY):
-            print_scores("validation", evaluate(run.average, run.tokenizer, "validation"))
-    command = f"python scripts/pretrain_nano.py --seed {args.seed} --samples {args.samples}"
+            print_scores("validation", run.evaluate("validation"))
+    command = (
+        f"python scripts/pretrain_nano.py --model {args.model} --seed {args.seed} --samples {args.samples}"
+    )
     print_scores("test", run.finish(command + (" --photos FOLDER" if args.photos else ""), len(backgrounds)))
     print("written to", args.out, flush=True)
 

@@ -34,7 +34,7 @@ class LoraConfig(Section):
 
 class PolicyConfig(Section):
     model: str = "nano"
-    """`nano` (the embedded model), a Hugging Face folder of a family (docs/models.md), or owner/name[@revision]
+    """`nano` or `mini` (the embedded models), a Hugging Face folder of a family (docs/models.md), or owner/name[@revision]
     on the hub"""
     family: str | None = None
     """package.module:NAME of a model family of your own, or generic; unset: by `model_type` of config.json"""

@@ -16,6 +16,9 @@ from typing import Any
 
 from pixelis.errors import BadConfig
 
+EMBEDDED = {"nano": "base", "mini": "mini"}
+"""Models that are part of the package, by name: their folders in `pixelis/nano`."""
+
 
 class Registry(UserDict[str, Any]):
     """Objects by name. One given as ``package.module:Name`` is imported, and converted by ``make``, when

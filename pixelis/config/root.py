@@ -29,7 +29,7 @@ from pixelis.config.memory import MemoryConfig
 from pixelis.config.policy import PolicyConfig, PolicyStoreConfig
 from pixelis.config.quickstart import QuickstartConfig
 from pixelis.config.ranks import RanksConfig
-from pixelis.config.references import is_hub_id
+from pixelis.config.references import EMBEDDED, is_hub_id
 from pixelis.config.refinement import RefinementConfig
 from pixelis.config.rewards import RewardsConfig
 from pixelis.config.rft import RftConfig
@@ -371,7 +371,7 @@ def _absolute_teacher(name: str) -> str:
 
 
 def _absolute(text: str) -> str:
-    if text in ("nano", "mobilenet") or text.startswith(("cards:", "packaged:", "hf:")) or "://" in text:
+    if text in (*EMBEDDED, "mobilenet") or text.startswith(("cards:", "packaged:", "hf:")) or "://" in text:
         return text
     match = None if os.path.exists(text.partition("?")[0]) else re.fullmatch(r"(\w+:)(.+)", text)
     name, root = match.groups() if match else ("", text)

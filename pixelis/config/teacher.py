@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from pixelis.config.base import Section
-from pixelis.config.references import is_hub_id
+from pixelis.config.references import EMBEDDED, is_hub_id
 
 STUDENT = "policy"
 """The teacher that has the student's own, current weights."""
@@ -78,4 +78,4 @@ class TeacherConfig(Section):
 def _is_model(name: str) -> bool:
     """Whether a name is of a model rather than of a run or a checkpoint."""
     is_address = ADDRESS.fullmatch(name) is not None
-    return is_address or name == "nano" or is_hub_id(name) or (Path(name) / "config.json").is_file()
+    return is_address or name in EMBEDDED or is_hub_id(name) or (Path(name) / "config.json").is_file()

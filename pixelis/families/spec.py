@@ -68,7 +68,7 @@ def load_spec(
         coordinates=own.coordinates,
         vocab=vocab,
         banned=tuple(sorted(banned - {stop})),
-        embedded=bool(raw.get("pixelis_nano")) or folder.resolve().parts[-3:] == ("pixelis", "nano", "base"),
+        embedded=bool(raw.get("pixelis_nano")) or folder.resolve().parts[-3:-1] == ("pixelis", "nano"),
     )
 
 

@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.config import Config, PolicyConfig, from_command_line
 from pixelis.config.base import merge
+from pixelis.config.references import EMBEDDED
 from pixelis.errors import BadConfig, PixelisError
 from pixelis.families.spec import load_spec
 from pixelis.files import disk_failures
@@ -141,8 +142,9 @@ def _check_policy(config: Config) -> dict[str, list[lineage.Source]]:
         ranks.read(policy.lora.ranks)
     # A user's own may be only on the cluster
     select(name for name in config.toolbox.operations if ":" not in name)
-    # The embedded model is part of the package, so its name identifies it.
-    embedded = lineage.Input(source="nano", sha256=fingerprint(model)) if policy.model == "nano" else None
+    embedded = None
+    if policy.model in EMBEDDED:
+        embedded = lineage.Input(source=policy.model, sha256=fingerprint(model))
     files = {"adapter": policy.adapter, "ranks": policy.lora.ranks, "deepspeed": config.learner.deepspeed}
     return {"model": [embedded or model], **{role: [Path(path)] for role, path in files.items() if path}}
 

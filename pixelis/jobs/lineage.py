@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pixelis.config.references import EMBEDDED
 from pixelis.errors import MissingFile
 from pixelis.jobs.command import command
 from pixelis.policy.checkpoint import MANIFEST, is_complete
@@ -88,8 +89,8 @@ def _source(item: lineage.Input, result: Path, root: Path, above: tuple[Path, ..
     """The node of an input of ``result``, named by its path relative to ``root``."""
     if item.path is None:
         state: State = "unhashed"
-        if item.source == "nano" and item.sha256 is not None:  # the embedded model, which lies in the package
-            state = "ok" if fingerprint(resolve("nano")) == item.sha256 else "changed"
+        if item.source in EMBEDDED and item.sha256 is not None:
+            state = "ok" if fingerprint(resolve(item.source)) == item.sha256 else "changed"
         return Node(item.source, item.role, state, item.sha256)
     path = Path(os.path.normpath((result if result.is_dir() else result.parent) / item.path))
     name = lineage.relative_to(root, item, path).source

@@ -26,8 +26,9 @@ from pixelis.config import Config, ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure
+from pixelis.evaluation import table
 from pixelis.evaluation.statistics import paired_bootstrap
-from pixelis.jobs import evaluate, evaluation_arms, rft, serve, sft
+from pixelis.jobs import evaluate, evaluation_arms, rft, serve, sft, synthesize
 from pixelis.jobs.driver import hardware, job, run_folder
 from pixelis.jobs.watch import watch
 from pixelis.operations.image import png_url
@@ -60,6 +61,31 @@ def stage(config: Config, name: str, adapter: Path | None = None, **learner: Any
     return config.changed(values | {f"learner.{key}": value for key, value in learner.items()})
 
 
+def with_own_data(config: Config) -> Config:
+    """The configuration with demonstrations and questions that `synthesis` makes: of the splits train and test.
+
+    Of the demonstrations `data.direct_share` answer at once.
+    """
+    s, folder = config.synthesis, Path(config.run.dir)
+    total = sum(task.target_sample_count for task in s.tasks.values())
+    for split, count in (("train", total), ("test", config.evaluate.questions)):
+        sources = {
+            name: source.model_copy(update={"path": f"{source.path}&split={split}"})
+            for name, source in s.datasources.items()
+        }
+        tasks = {
+            name: task.model_copy(
+                update={"target_sample_count": round(task.target_sample_count * count / total)}
+            )
+            for name, task in s.tasks.items()
+        }
+        own = s.model_copy(update={"datasources": sources, "tasks": tasks})
+        synthesize.run(stage(config, split).changed({"synthesis": own}))
+    train, test = (str(folder / split / "samples") for split in ("train", "test"))
+    demonstrations = f"{train}?direct={config.data.direct_share}"
+    return config.changed({"data.train": train, "data.demonstrations": demonstrations, "data.evaluate": test})
+
+
 class Quickstart:
     def __init__(self, config: Config, folder: Path):
         self.config, self.folder = config, folder
@@ -76,7 +102,10 @@ class Quickstart:
         started = time.monotonic()
         print(f"results go to {self.folder}/ ; Ctrl-C stops, running again resumes")
         cluster.connect(self.config)
-        print("1/4  SFT: demonstrations teach the protocol; most of them answer without zooming")
+        if self.config.synthesis.tasks:
+            print("0/4  synthesis: demonstrations of every operation, from annotated pictures and clips")
+            self.config = self.timed("synthesize", lambda: with_own_data(self.config))
+        print("1/4  SFT: demonstrations teach the protocol; most of them answer at once")
         sft_adapter = self.timed(
             "sft", lambda: sft.run(stage(self.config, "sft", lr=SFT_LR, schedule="cosine"))
         )
@@ -85,7 +114,7 @@ class Quickstart:
             run_folder(config, config.data.train),
             placement.placed(config, initial=str(sft_adapter)) as actors,
         ):
-            print("2/4  RFT: rollouts choose where to zoom; evaluated on held-out pictures")
+            print("2/4  RFT: rollouts choose where to look; evaluated on held-out pictures")
             self.measure(config, actors, "direct", 0, operations=False)
             self.measure(config, actors, "sft", 0)
             rft_adapter = self.timed("rft", lambda: rft.run(config, actors))
@@ -246,6 +275,8 @@ class Quickstart:
             interval = f"[{100 * low:.1f}, {100 * high:.1f}]"
             errors = f"{100 * s['tool_error_rate']:.1f} %"
             print(f"{name:8} {100 * s['accuracy']:6.1f} %  {interval:13}  {s['rapr']:5.2f}  {errors:>11}")
+        if "capabilities" in (summary := self.arms["rft"].summary):
+            print("", *table.lines(summary), sep="\n")
         before, after, gain = self.shift["before"], self.shift["after"], self.shift["after_minus_before"]
         low, high = gain["ci95"]
         print(

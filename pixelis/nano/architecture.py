@@ -1,4 +1,4 @@
-"""The architecture of pixelis-nano: tiny configurations of transformers classes."""
+"""The architecture of the embedded models: tiny configurations of transformers classes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ SIZES = {
     "view": 64,
     "positions": 4096,
 }
-"""Sizes of the packaged model: a 64 x 64 view has 16 image tokens."""
+"""Sizes of `nano`: a 64 x 64 view has 16 image tokens."""
+MINI_SIZES = SIZES | {"hidden": 128, "layers": 4, "heads": 4, "kv_heads": 2, "feedforward": 384}
+"""Sizes of `mini`, which has the vision tower of `nano`."""
 
 
 def build(

@@ -1,7 +1,7 @@
-"""The tokenizer of pixelis-nano: byte-level, with one token for each text piece that the agent writes often.
+"""The tokenizers of the embedded models: byte-level, with one token for each text piece that the agent writes often.
 
 There are no merges: a piece in the word list is one token; other text becomes its bytes. Whole numbers on the
-20/1000 grid are words, so that a coordinate is one token and a zoom a dozen.
+20/1000 grid are words, so that a coordinate is one token and a zoom a dozen; of `mini` all up to 1000 are.
 """
 
 from __future__ import annotations
@@ -61,6 +61,48 @@ _WORDS = """
     be can you please larger first second bad error must should between one two three as from name value region object
 """
 
+_MINI_WORDS = """
+    object shape corners percent share size tiny medium written say says upper lower middle centre up down goes go move way
+    moves still end second cover covers whole stay stays colours black white grey orange brown pink beige lost completed
+    line lines last next word words part parts over under before after then now here there where goes its it moving turn
+    width height area brightness hue saturation path speed longer shorter larger smaller same more less frames seconds
+"""
+MINI_PIECES = (
+    *(
+        '{"name":"segment_object_at","arguments":{"point_2d":[',
+        '{"name":"get_properties","arguments":{"object":"',
+        '","groups":["',
+        '"]}}',
+        '{"name":"read_text","arguments":{"bbox_2d":[',
+        '{"name":"select_frames","arguments":{"frames":[',
+        '{"name":"track_object","arguments":{"bbox_2d":[',
+        '],"target":"',
+        "vid0",
+        *(f" = {name}(" for name in ("segment_object_at", "get_properties", "read_text", "select_frames")),
+        " = track_object(",
+    ),
+    *(", ", ": [", "]; ", "\nbox [", "] of img0\narea ", " % of the whole image (", " px)\nscore 0."),
+    " (mobilenet, a small network: approximate)",
+    "; unsure: check the outline, give a box, or zoom in",
+    *("color: name ", ", dominant ", " RGB 0..255, dominant share ", ", mean "),
+    *(" RGB 0..255, brightness ", ", saturation ", ", hue ", " deg"),
+    *("size: area pixels ", " px^2, relative size ", ", bbox width ", " px, bbox height ", " px, diagonal "),
+    *(" px, equivalent diameter ", " px, category ", "shape: aspect ratio ", ", rotated aspect ratio "),
+    *(", rotated length ", " px, rotated width ", " px, perimeter ", " px, circularity ", ", solidity "),
+    *(", eccentricity ", ", orientation ", " deg, corners ", ", holes "),
+    *(": completed, frames ", ": lost, frames ", " of vid0 (", " s).\nBox by frame: "),
+    *("].\nMotion in px of the full frame: path ", ", displacement ", ", average ", " per frame ("),
+    *(
+        " per second), maximum ",
+        " per frame; direction ",
+        " deg (0 right, 90 down).",
+        " per frame; stationary.",
+    ),
+    *("\nThe object was not seen after frame ", "\nThe object was hidden in frames "),
+    *("\nThe scene changes with frame ", "vid0 has 5 frames, 5.00 s. Shown: "),
+)
+"""What else `mini` writes in calls, and what the operations write."""
+
 CHAT_TEMPLATE = """{%- for message in messages -%}
 {%- if message.role == 'tool' -%}{{- '<|im_start|>user\n<tool_response>' -}}
 {%- else -%}{{- '<|im_start|>' + message.role + '\n' -}}{%- endif -%}
@@ -82,28 +124,32 @@ CHAT_TEMPLATE = """{%- for message in messages -%}
 """Qwen's chat format without the default system turn."""
 
 
-def words() -> list[str]:
+def words(mini: bool = False) -> list[str]:
     """All text pieces that are one token, in the order of their ids (after the bytes)."""
-    pieces = [str(value) for value in BINS if value > 9]
-    for word in (*_COLOURS, *_WORDS.split()):
+    pieces = [str(value) for value in (range(1001) if mini else BINS) if value > 9]
+    for word in (*_COLOURS, *_WORDS.split(), *(_MINI_WORDS.split() if mini else ())):
         for form in dict.fromkeys((word, word[0].upper() + word[1:])):
             pieces += [form, " " + form]
     pieces += [" =", " [", " (", " {", "\n\n", "  "]
     return list(dict.fromkeys(pieces))
 
 
-def build_tokenizer(max_length: int = 4096) -> PreTrainedTokenizerFast:
+def build_tokenizer(max_length: int = 4096, mini: bool = False) -> PreTrainedTokenizerFast:
+    """The tokenizer of `nano`, or of `mini`, which knows the words of all operations."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    pieces = [piece for word in words() for piece, _ in byte_level.pre_tokenize_str(word)]
+    pieces = [piece for word in words(mini) for piece, _ in byte_level.pre_tokenize_str(word)]
     vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys([*SPECIAL, *alphabet, *pieces]))}
     # ignore_merges: a piece in the vocabulary is one token; without merges other text becomes bytes.
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     split = Regex(r"\p{N}+| ?\p{L}+|\s+(?=\s\S)|\s+| ?[^\s\p{L}\p{N}]")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(split, "isolated"), byte_level])
+    extra = MINI_PIECES if mini else ()
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL])
-    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in (*TAGS, *PIECES)])
+    tokenizer.add_tokens(
+        [AddedToken(text, normalized=False, special=False) for text in (*TAGS, *PIECES, *extra)]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",

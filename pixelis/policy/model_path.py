@@ -6,25 +6,26 @@ import hashlib
 from pathlib import Path
 
 from pixelis import hub
+from pixelis.config.references import EMBEDDED
 from pixelis.errors import MissingFile
 
-NANO = Path(__file__).resolve().parents[1] / "nano" / "base"
+_NANO = Path(__file__).resolve().parents[1] / "nano"
 _FULLY_HASHED = 64 * 2**20
 _BLOCK = 2**16
 
 
 def resolve(name: str) -> Path:
-    """Folder of a model: `nano` for the embedded model, a path, or an id on the Hugging Face Hub.
+    """Folder of a model: `nano` or `mini` for an embedded one, a path, or an id on the Hugging Face Hub.
 
     Raises MissingFile without config.json, and what `hub.local` raises.
     """
-    folder = NANO if name == "nano" else hub.local(name)
+    folder = _NANO / EMBEDDED[name] if name in EMBEDDED else hub.local(name)
     if (folder / "config.json").is_file():
         return folder
-    if name == "nano":
-        fix = "create it with `python scripts/pretrain_nano.py`"
-        raise MissingFile(f"the embedded model is missing from {NANO}", fix=fix)
-    fix = "set policy.model to `nano`, to a folder with config.json, or to owner/name of the hub"
+    if name in EMBEDDED:
+        fix = f"create it with `python scripts/pretrain_nano.py --model {name} --out {folder}`"
+        raise MissingFile(f"the embedded model is missing from {folder}", fix=fix)
+    fix = "set policy.model to `nano` or `mini`, to a folder with config.json, or to owner/name of the hub"
     raise MissingFile(f"no model in {folder}", fix=fix)
 
 

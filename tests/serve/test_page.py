@@ -121,6 +121,40 @@ def test_the_first_screen_says_what_the_model_can_do_and_examples_are_answered_w
 # -- asking --------------------------------------------------------------------------------------------------
 
 
+def test_a_place_that_is_pointed_at_goes_into_the_question(opened: Opened) -> None:
+    page = opened()
+    expect(page.locator("#pointing")).to_be_hidden()  # this model has not learnt it
+    page.route(
+        "**/page/settings.json", lambda route: route.fulfill(json={**route.fetch().json(), "points": True})
+    )
+    page.reload()
+    page.set_input_files("#choose", picture())
+    page.wait_for_selector("#stage[data-marks='0']")
+    expect(page.locator("#pointing")).to_be_visible()
+    stage = page.locator("#stage").bounding_box()
+    assert stage is not None
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return stage["x"] + x * stage["width"], stage["y"] + y * stage["height"]
+
+    page.fill("#question", "What colour is the object at ?")
+    page.evaluate("question.setSelectionRange(29, 29)")
+    page.mouse.click(*at(0.25, 0.5))
+    text = page.locator("#question").input_value()
+    x, y = (
+        int(number)
+        for number in re.fullmatch(r"What colour is the object at \[(\d+), (\d+)\]\?", text).groups()
+    )  # type: ignore[union-attr]
+    assert (abs(x - 250), abs(y - 500)) <= (3, 3)
+    page.fill("#question", "")
+    page.mouse.move(*at(0.8, 0.9))
+    page.mouse.down()
+    page.mouse.move(*at(0.4, 0.3))
+    page.mouse.up()
+    box = [int(number) for number in re.findall(r"\d+", page.locator("#question").input_value())]
+    assert all(abs(a - b) <= 3 for a, b in zip(box, (400, 300, 800, 900), strict=True))
+
+
 def test_turns_arrive_one_after_another_and_are_drawn(deployed: Deployed, opened: Opened) -> None:
     page = opened()
     page.set_input_files("#choose", picture())

@@ -75,6 +75,14 @@ export function setUp(settings, requestKey) {
     }
   } }, h("img", { src: `/page/${file}`, alt: "", width: "768", height: "768" }), h("span", {}, question))));
 
+  $("pointing").hidden = !settings.points;
+  if (settings.points) {
+    stage.onPlace((place) => {
+      const field = $("question");
+      field.setRangeText(`[${place.join(", ")}]`, field.selectionStart, field.selectionEnd, "end");
+      field.focus({ preventScroll: true });
+    });
+  }
   $("question").addEventListener("input", () => {
     const left = settings.max_question_chars - $("question").value.length;
     $("question-note").textContent = left < 200 ? `${left} characters left` : "";

@@ -137,6 +137,26 @@ export class Stage {
     this.clear();
   }
 
+  /** Call `use` with each place that is pointed at, in thousandths of the picture: a clicked point, or a dragged box. */
+  onPlace(use) {
+    const at = (event) => {
+      const { left, top, width, height } = this.canvas.getBoundingClientRect();
+      return [(event.clientX - left) / width, (event.clientY - top) / height].map((v) => Math.round(1000 * Math.min(1, Math.max(0, v))));
+    };
+    let start = null;
+    this.canvas.addEventListener("pointerdown", (event) => {
+      start = at(event);
+      this.canvas.setPointerCapture(event.pointerId);
+    });
+    this.canvas.addEventListener("pointerup", (event) => {
+      if (!start) return;
+      const [[a, b], [c, d]] = [start, at(event)];
+      start = null;
+      const dragged = Math.abs(a - c) > 20 && Math.abs(b - d) > 20;
+      use(dragged ? [Math.min(a, c), Math.min(b, d), Math.max(a, c), Math.max(b, d)] : [c, d]);
+    });
+  }
+
   clear() {
     Object.assign(this, { list: [], selected: null, highlighted: null, tints: new Map() });
     this.scheduleDraw();

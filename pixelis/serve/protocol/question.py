@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pixelis.config import Config
+from pixelis.config.references import EMBEDDED
 from pixelis.dialogue.session import MIN_TEMPERATURE, SamplingParams
 from pixelis.protocol.chat import ChatBody, ChatWriter
 from pixelis.protocol.errors import ApiError, is_plain
@@ -75,8 +76,9 @@ class ReplyFormat(ABC):
 
 
 def model_name(config: Config) -> str:
-    """The id under ``/v1/models``: ``pixelis-nano``, or the name of the model's folder."""
-    return "pixelis-nano" if config.policy.model == "nano" else Path(config.policy.model).name
+    """The id under ``/v1/models``: ``pixelis-nano``, ``pixelis-mini``, or the name of the model's folder."""
+    model = config.policy.model
+    return f"pixelis-{model}" if model in EMBEDDED else Path(model).name
 
 
 def require_model(config: Config, name: str) -> None:

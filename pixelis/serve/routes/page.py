@@ -35,6 +35,11 @@ ABOUT_NANO = (
     "It was trained for nothing else: it cannot describe pictures, read words or chat, and elsewhere it only "
     "guesses.",
 )
+ABOUT_MINI = (
+    "zooms into small cards, reads text, tells colour, size and corners of a thing that you point at, follows a thing "
+    "through a clip, and picks the frame of a second.",
+    "It was trained for nothing else: it cannot describe pictures or chat, and elsewhere it only guesses.",
+)
 ABOUT_OTHERS = (
     "answers questions about a picture: what is there, where, how many, and which words are written on it.",
     "It cannot look anything up outside the picture, and it can be wrong: check answers that matter.",
@@ -86,7 +91,8 @@ def page_settings(config: Config, needs_key: bool) -> dict[str, Any]:
         "operations": config.toolbox.operations,
         "evolution": config.evolution.enabled,
         "memory": config.memory.enabled,
-        "about": ABOUT_NANO if config.policy.model == "nano" else ABOUT_OTHERS,
+        "about": {"nano": ABOUT_NANO, "mini": ABOUT_MINI}.get(config.policy.model, ABOUT_OTHERS),
+        "points": config.policy.model == "mini",
         "examples": [{"file": file, "question": question} for file, question in EXAMPLES.items()],
     }
 

@@ -9,6 +9,7 @@ import pytest
 from pixelis import config
 from pixelis.config.base import RENAMED, SYNONYMS, leaf_keys
 from pixelis.config.command_line import SECTIONS
+from pixelis.config.references import EMBEDDED
 from pixelis.config.root import recipe_files
 from pixelis.errors import BadConfig, MissingFile
 
@@ -107,7 +108,7 @@ def test_a_file_that_cannot_be_used_is_explained(tmp_path: Path, text: str, told
 def test_every_shipped_configuration_is_valid_and_its_models_can_be_fetched(path: Path) -> None:
     c = config.load(path)
     assert c.run.name
-    assert c.policy.model == "nano" or "policy.model" in c.hub_models
+    assert c.policy.model in EMBEDDED or "policy.model" in c.hub_models
     assert c.engine.model is None or "engine.model" in c.hub_models
 
 

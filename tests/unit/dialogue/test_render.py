@@ -302,8 +302,8 @@ def test_missing_settings_of_a_folder_are_the_defaults_of_transformers(family, t
 
 def test_a_process_that_only_writes_dialogues_loads_no_torch():
     code = (
-        "import sys; from pixelis.families.spec import load_spec; from pixelis.policy.model_path import NANO;"
-        "load_spec(NANO); sys.exit('torch' in sys.modules)"
+        "import sys; from pixelis.families.spec import load_spec; from pixelis.policy.model_path import resolve;"
+        "load_spec(resolve('nano')); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
 
