@@ -371,7 +371,7 @@ def test_the_request_follows_the_settings(opened: Opened) -> None:
 def test_cancel_stops_the_work(deployed: Deployed, opened: Opened) -> None:
     page = opened()
     before = deployed.counters()
-    ask(page, "say 7 pause 0.6")
+    ask(page, "say 7 pause 3")
     page.wait_for_selector(".turns li")
     page.click("#cancel")
     expect(page.locator("#error")).to_contain_text("Cancelled.")
