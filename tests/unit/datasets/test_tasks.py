@@ -282,13 +282,13 @@ def test_unsuitable_text_still_counts_as_text_of_the_picture(folder):
 
 def test_the_question_about_a_shortened_track_names_its_frames(folder, monkeypatch):
     question = clip_of_one_thing(folder)
-    (whole,) = video._tracks(sample_of(question, ""))
+    (whole,) = video.tracks_of(sample_of(question, ""))
     assert not whole.shortened
     sample = sample_of(question, "spatio_temporal_tracking", form="ends")
     video._ask(sample, whole, what=whole.what)
     assert "Follow" not in sample.text.partition("?")[2]
     monkeypatch.setattr(video, "MAX_FRAMES", 12)
-    (part,) = video._tracks(sample_of(question, ""))
+    (part,) = video.tracks_of(sample_of(question, ""))
     video._ask(sample, part, what=part.what)
     assert part.frames[-1] < whole.frames[-1]
     first, last = part.frames[0], part.frames[-1]
