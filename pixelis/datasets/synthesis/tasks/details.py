@@ -18,6 +18,7 @@ AIM_SPREAD = 0.008
 """How far a zoom may miss the middle of a thing, 0..1 of the picture."""
 COMMON_LABELS = ("bottle", "chair", "bird", "clock", "shoe", "kite", "lamp", "plate")
 """Wrong answers where the picture has too few other labels."""
+CORNERS = {"triangle": 3, "rectangle": 4, "square": 4, "pentagon": 5, "hexagon": 6, "circle": 0}
 TWO_ZOOMS_SHARE = 0.25
 """Share of samples without a level that zoom twice."""
 
@@ -249,10 +250,9 @@ def share(sample: Sample) -> Demonstration:
 
 def corners(sample: Sample) -> Demonstration:
     """The number of corners of a drawn shape."""
-    counts = {"triangle": 3, "rectangle": 4, "square": 4, "pentagon": 5, "hexagon": 6, "circle": 0}
-    region = sample.pick([r for r in sample.regions if r.label in counts and naming.colour_of(r)])
+    region = sample.pick([r for r in sample.regions if r.label in CORNERS and naming.colour_of(r)])
     sample.require(sum(naming.colour_of(r) == naming.colour_of(region) for r in sample.regions) == 1)
-    what, value = f"the {naming.colour_of(region)} shape", counts[region.label]
+    what, value = f"the {naming.colour_of(region)} shape", CORNERS[region.label]
     sample.names[region.id] = what
     sample.ask(what=what)
     measured = sample.measure(region, "shape", "shape", locate=True)

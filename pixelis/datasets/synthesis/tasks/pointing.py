@@ -11,6 +11,7 @@ from typing import Any
 from pixelis.datasets.synthesis import geometry, naming
 from pixelis.datasets.synthesis.sample import MIN_VIEW_SHARE, Sample, forms
 from pixelis.datasets.synthesis.tasks import details, text, video
+from pixelis.operations import get_properties
 from pixelis.operations.scale import Scale
 from pixelis.operations.segment_object_at import percent
 from pixelis.records import Box, Demonstration, Point, Region
@@ -20,11 +21,8 @@ QUARTERS: dict[str, Box] = {
     for down, y in (("upper", 0.0), ("lower", 0.5))
     for across, x in (("left", 0.0), ("right", 0.5))
 }
-SIZES = {"tiny": (0.0, 0.01), "small": (0.01, 0.05), "medium": (0.05, 0.2), "large": (0.2, 0.5)}
-"""Shares of the picture by the size that get_properties names."""
 CLEAR = 1.2
 """Factor that a share of the picture is away from the next size."""
-CORNERS = {"triangle": 3, "rectangle": 4}
 
 
 def _written(sample: Sample, name: str, place: Point | Box, target: str) -> str:
@@ -59,36 +57,43 @@ def colour_at(sample: Sample) -> Demonstration:
 
 def size_at(sample: Sample) -> Demonstration:
     """The size of the thing at a point."""
-    region = sample.pick(sample.regions)
-    mask = sample.mask(region)
-    sample.require(mask is not None)
-    assert mask is not None
-    share = float(mask.mean())
-    sizes = [n for n, (low, high) in SIZES.items() if (low * CLEAR or 0.001) < share < high / CLEAR]
-    sample.require(sizes)
+    region, share = _covering(sample)
+    size, other = (_size(share / CLEAR), _size(share * CLEAR))
+    sample.require(size == other != "very_large")
     segmented = _segment(sample, region)
     measured = sample.properties(segmented, region, "size", "size")["size.category"]
-    sample.check(measured == sizes[0], "measure_differs")
-    return sample.done(sizes[0], value=sizes[0])
+    sample.check(measured == size, "measure_differs")
+    return sample.done(size, value=size)
+
+
+def _size(share: float) -> str:
+    return next(name for most, name in get_properties.CATEGORIES if share < most)
+
+
+def _covering(sample: Sample) -> tuple[Region, float]:
+    """A thing with a mask, and its share of the picture."""
+    region = sample.pick(sample.regions)
+    mask = sample.mask(region)
+    if mask is None or not mask.any():
+        raise sample.unsuitable()
+    return region, float(mask.mean())
 
 
 def share_at(sample: Sample) -> Demonstration:
     """The percentage of the picture that the thing at a point covers."""
-    region = sample.pick(sample.regions)
-    mask = sample.mask(region)
-    sample.require(mask is not None and mask.mean() > 0.005)
-    assert mask is not None
-    segmented, (height, width) = _segment(sample, region), mask.shape
+    region, share = _covering(sample)
+    sample.require(share > 0.005)
+    segmented, (height, width) = _segment(sample, region), sample.picture(region).shape[:2]
     answer = percent(segmented["area"] / (height * width)).removesuffix(" %")
-    return sample.done_measured(answer, f"{100 * float(mask.mean()):.4g}")
+    return sample.done_measured(answer, f"{100 * share:.4g}")
 
 
 def corners_at(sample: Sample) -> Demonstration:
     """The number of corners of the drawn shape at a point."""
-    region = sample.pick([region for region in sample.regions if region.label in CORNERS])
+    region = sample.pick([region for region in sample.regions if details.CORNERS.get(region.label)])
     segmented = _segment(sample, region)
     measured = sample.properties(segmented, region, "shape", "shape")["shape.corners"]
-    sample.check(measured == CORNERS[region.label], "measure_differs")
+    sample.check(measured == details.CORNERS[region.label], "measure_differs")
     return sample.done(str(measured), scorer="count", value=measured)
 
 
