@@ -27,8 +27,8 @@ from pixelis.operations.colours import NAMES
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-ROWS, LENGTH = 16, 120
-"""Rows of a batch, and tokens up to which lessons are added to a row."""
+ROWS, LENGTH = 16, 200
+"""Rows of a batch, and tokens up to which a row gets lessons. One lesson may be a little longer."""
 SHORT, LONG = 4, 40
 """Most tokens of a repetition at first and at last."""
 REPETITIONS = 0.15
@@ -63,13 +63,13 @@ class Texts:
             rng = np.random.default_rng([78, self.seed, number, place])
             ids, weights = list[int](), list[float]()
             repeats = number < self.repeating or (length > 1 and rng.random() < REPETITIONS)
-            while len(ids) < length:
-                for question, answer in [self._repetition(rng, number)] if repeats else self._lesson(rng):
-                    start = self._encode("\n<|im_start|>user\n" if ids else "<|im_start|>user\n")
-                    prompt = [*start, *question, *self._encode("<|im_end|>\n<|im_start|>assistant\n")]
-                    said = [*answer, *self._encode("<|im_end|>")]
-                    ids += prompt + said
-                    weights += [0.0] * len(prompt) + [1.0] * len(said)
+            while True:
+                turns = [self._repetition(rng, number)] if repeats else self._lesson(rng)
+                more, counted = self._dialogue(turns, bool(ids))
+                if ids and len(ids) + len(more) > length:
+                    break
+                ids += more
+                weights += counted
             made.append((ids, weights))
         size = max(len(ids) for ids, _ in made)
         batch = TextBatch(torch.full((rows, size), self.pad), torch.zeros(rows, size))
@@ -77,6 +77,19 @@ class Texts:
             batch.ids[place, : len(ids)] = torch.tensor(ids)
             batch.weights[place, : len(ids)] = torch.tensor(weights)
         return batch
+
+    def _dialogue(
+        self, turns: Sequence[tuple[list[int], list[int]]], goes_on: bool
+    ) -> tuple[list[int], list[float]]:
+        """The tokens of questions and answers, and their weights."""
+        ids, weights = list[int](), list[float]()
+        for question, answer in turns:
+            start = self._encode("\n<|im_start|>user\n" if ids or goes_on else "<|im_start|>user\n")
+            prompt = [*start, *question, *self._encode("<|im_end|>\n<|im_start|>assistant\n")]
+            said = [*answer, *self._encode("<|im_end|>")]
+            ids += prompt + said
+            weights += [0.0] * len(prompt) + [1.0] * len(said)
+        return ids, weights
 
     def _lesson(self, rng: np.random.Generator) -> list[tuple[list[int], list[int]]]:
         return [(self._encode(question), self._encode(answer)) for question, answer in lesson(rng)]
@@ -314,12 +327,12 @@ def places(rng: np.random.Generator) -> Lesson:
 
 
 LESSONS: dict[Callable[[np.random.Generator], Lesson], float] = {
-    copying: 0.25,
-    reading: 0.27,
-    outline: 0.12,
-    properties: 0.14,
-    tracking: 0.12,
-    places: 0.1,
+    copying: 0.2,
+    reading: 0.22,
+    outline: 0.16,
+    properties: 0.18,
+    tracking: 0.2,
+    places: 0.04,
 }
 
 

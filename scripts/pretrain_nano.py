@@ -1,7 +1,7 @@
-"""Pretrain the base of `nano` or `mini` from random weights: `python scripts/pretrain_nano.py [--model mini]`.
+"""Pretrain the base of `nano` or of `mini`: `python scripts/pretrain_nano.py [--model mini --samples 40000]`.
 
-`mini` has the vision tower of `nano` and learns to look up and copy text (`nano_texts.py`). The committed bases
-were trained with photographs from these packages of Debian 12, in addition to those of the cards data: opencv-doc 4.6.0,
+`nano` starts with random weights. `mini` starts as `nano`, widened (`nano_widening.py`), and learns to look up and copy
+text (`nano_texts.py`). The bases were trained with photographs from these packages of Debian 12, in addition to those of the cards data: opencv-doc 4.6.0,
 plasma-workspace-wallpapers 5.27.5, gnome-backgrounds 43.1, mate-backgrounds 1.26.0, ukui-wallpapers 20.04.3,
 lxqt-themes 1.2.0, stellarium-data 0.22.2. The photographs are not part of this repository. To use them, run
 `apt-get download PACKAGE` and `dpkg -x PACKAGE*.deb FOLDER/PACKAGE`, then pass `--photos FOLDER`. Without
@@ -28,7 +28,8 @@ from nano_backgrounds import own_backgrounds, photo_backgrounds
 from nano_lessons import Batch, Lessons, Views
 from nano_losses import Heads, evaluate, lesson_loss
 from nano_texts import Texts, evaluate_texts, text_loss
-from transformers import PreTrainedModel, Qwen3VLForConditionalGeneration
+from nano_widening import widen
+from transformers import Qwen3VLForConditionalGeneration
 
 from pixelis.datasets import cards
 from pixelis.errors import BadInput, MissingFile
@@ -39,24 +40,26 @@ from pixelis.nano.tokenizer import BINS, build_tokenizer
 from pixelis.policy.model_path import resolve
 
 VISION_SHARE = 0.2
-"""Share of the lessons in which only the vision tower is trained, through the auxiliary heads; `mini` only repeats
-tokens meanwhile.
+"""Share of the lessons in which only the vision tower is trained, through the auxiliary heads; the texts of `mini` are
+repetitions meanwhile.
 """
 VISION_RATE, RATE, LAST_RATE = 1.5e-3, 1.5e-3, 0.03
 BATCH, LARGE_BATCH, LARGE_FROM = 16, 32, 0.6
+MINI_BATCH = 8
+"""Lessons beside a batch of texts: enough to keep what `nano` sees."""
 TEXT_WEIGHT = 3.0
 """Weight of the loss of a batch of texts, one of which `mini` gets beside each batch of lessons."""
 SAVE_EVERY = 8_000
 AVERAGE = 0.999
 
 
-def plan_of(samples: int) -> list[tuple[int, int]]:
+def plan_of(samples: int, small: int = BATCH, large: int = LARGE_BATCH) -> list[tuple[int, int]]:
     """Return (first lesson, lessons) of each batch: small batches first, larger ones for the last two
     fifths.
     """
     plan, done = [], 0
     while done < samples:
-        size = min(BATCH if done < LARGE_FROM * samples else LARGE_BATCH, samples - done)
+        size = min(small if done < LARGE_FROM * samples else large, samples - done)
         plan.append((done, size))
         done += size
     return plan
@@ -74,28 +77,12 @@ def rate_at(done: int, samples: int) -> float:
     return RATE * warmup * (LAST_RATE + (1 - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def take_tower(model: PreTrainedModel, seed: int) -> None:
-    """Give a wider model the vision tower of `nano`. Only the layers that write image tokens can be trained.
-
-    They start as those of `nano`, turned into the wider space, so that a token says what it said there.
-    """
-    tower = Qwen3VLForConditionalGeneration.from_pretrained(resolve("nano")).model.visual.state_dict()
-    own, width = model.model.visual.state_dict(), model.config.text_config.hidden_size
-    noise = torch.randn(width, SIZES["hidden"], generator=torch.Generator().manual_seed(seed))
-    turn = torch.linalg.qr(noise).Q
-    wider = {name for name, weights in tower.items() if weights.shape != own[name].shape}
-    for name in wider:
-        tower[name] = turn @ tower[name]
-    model.model.visual.load_state_dict(tower)
-    for name, parameter in model.model.visual.named_parameters():
-        parameter.requires_grad_(name in wider)
-
-
 class Pretraining:
     """The state of a run: model, heads, averaged weights, optimizer and the number of lessons done."""
 
     def __init__(self, out: Path, seed: int, samples: int, mini: bool):
         self.out, self.seed, self.samples, self.mini = out, seed, samples, mini
+        self.plan = plan_of(samples, *((MINI_BATCH, 2 * MINI_BATCH) if mini else (BATCH, LARGE_BATCH)))
         self.tokenizer = build_tokenizer(mini=mini)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model = build(self.tokenizer, NANO, seed, **(MINI_SIZES if mini else SIZES)).to(self.device)
@@ -109,14 +96,13 @@ class Pretraining:
         )
         self.bins = torch.tensor([self.tokenizer(str(v))["input_ids"][0] for v in BINS], device=self.device)
         self.texts: Texts | None = None
-        if mini:  # it sees with the trained tower of `nano`
+        if mini:  # it sees as `nano` does, and keeps it
+            small = Qwen3VLForConditionalGeneration.from_pretrained(resolve("nano"))
             for one in (self.model, self.average):
-                take_tower(one, seed)
-            repeating = sum(first < VISION_SHARE * samples for first, _ in plan_of(samples))
+                widen(small, one, build_tokenizer(), self.tokenizer)
+                one.model.visual.requires_grad_(False)
+            repeating = sum(first < VISION_SHARE * samples for first, _ in self.plan)
             self.texts = Texts(self.tokenizer, seed, repeating)
-            # Copying a token is then the same for all, not one thing to learn for each.
-            for one in (self.model, self.average):
-                one.lm_head.load_state_dict(one.model.language_model.embed_tokens.state_dict())
         self.step = self.done = 0
         self.cpu_seconds = 0.0
 
@@ -159,15 +145,13 @@ class Pretraining:
         for group in self.optimizer.param_groups:
             group["lr"] = rate_at(self.done, self.samples)
         on_device = Batch(**{name: value.to(self.device) for name, value in vars(batch).items()})
-        language = self.done >= VISION_SHARE * self.samples
         if self.texts is None:
+            language = self.done >= VISION_SHARE * self.samples
             loss, parts = lesson_loss(self.model, self.heads, on_device, self.bins, language)
         else:
-            text = TEXT_WEIGHT * text_loss(self.model, self.texts.batch(self.step))
-            loss, parts = text, {"text": float(text.detach()) / TEXT_WEIGHT}
-            if language:
-                seen, more = lesson_loss(self.model, None, on_device, self.bins)
-                loss, parts = loss + seen, parts | more
+            text = text_loss(self.model, self.texts.batch(self.step))
+            loss, parts = lesson_loss(self.model, None, on_device, self.bins)
+            loss, parts = loss + TEXT_WEIGHT * text, {"text": float(text.detach())} | parts
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
@@ -251,11 +235,8 @@ def main() -> None:
     if args.photos is not None and not args.photos.is_dir():
         raise MissingFile(f"--photos {args.photos} is not a folder")
     args.out = args.out or Path(f"runs/{args.model}_base")
-    plan = plan_of(args.samples)
     if args.dry_run:
-        print(
-            json.dumps({"out": str(args.out), "seed": args.seed, "samples": args.samples, "steps": len(plan)})
-        )
+        print(json.dumps({"out": str(args.out), "seed": args.seed, "samples": args.samples}))
         return
     torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -273,7 +254,7 @@ def main() -> None:
         flush=True,
     )
     progress = Progress(run)
-    for batch, size in remaining_batches(run, backgrounds, plan):
+    for batch, size in remaining_batches(run, backgrounds):
         progress.update(run.train_step(batch, size), size)
         if run.done // SAVE_EVERY > (run.done - size) // SAVE_EVERY:
             run.save()
@@ -286,16 +267,14 @@ def main() -> None:
     print("written to", args.out, flush=True)
 
 
-def remaining_batches(
-    run: Pretraining, backgrounds: list[cards.Background], plan: list[tuple[int, int]]
-) -> Iterator[tuple[Batch, int]]:
+def remaining_batches(run: Pretraining, backgrounds: list[cards.Background]) -> Iterator[tuple[Batch, int]]:
     """Yield the batches after the last checkpoint with their sizes; another process renders them."""
-    easy = round(0.8 * VISION_SHARE * run.samples)
-    lessons = Lessons(Views(backgrounds), run.tokenizer, plan, run.seed, easy)
+    easy = 0 if run.mini else round(0.8 * VISION_SHARE * run.samples)
+    lessons = Lessons(Views(backgrounds), run.tokenizer, run.plan, run.seed, easy)
     loader = torch.utils.data.DataLoader(
-        lessons, batch_size=None, sampler=range(run.step, len(plan)), num_workers=1, prefetch_factor=8
+        lessons, batch_size=None, sampler=range(run.step, len(run.plan)), num_workers=1, prefetch_factor=8
     )
-    for (_, size), batch in zip(plan[run.step :], loader, strict=True):
+    for (_, size), batch in zip(run.plan[run.step :], loader, strict=True):
         yield batch, size
 
 

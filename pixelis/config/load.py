@@ -111,7 +111,7 @@ def find(path: str | Path) -> Path:
     path = Path(path).expanduser()
     if path.is_file():
         return path
-    if recipe := shipped(str(path), suffix=".yaml"):
+    if (recipe := shipped(str(path), suffix=".yaml")) and recipe.is_file():
         return recipe
     recipes = [str(file.relative_to(RECIPES)) for file in [*recipe_files(), *ablation_files()]]
     near = difflib.get_close_matches(str(path).removeprefix("configs/"), recipes, n=1)

@@ -345,10 +345,10 @@ def ablation_files() -> list[Path]:
 
 
 def shipped(name: str, suffix: str = "") -> Path | None:
-    """The packaged file of a name such as ``configs/nano/rft.yaml`` or ``nano/rft``."""
+    """The packaged file or folder of a name such as ``configs/nano/rft.yaml`` or ``nano/rft``."""
     path = RECIPES / name.removeprefix("configs/")
     inside = path.resolve().is_relative_to(RECIPES.resolve())
-    return next((file for file in (path, Path(f"{path}{suffix}")) if inside and file.is_file()), None)
+    return next((file for file in (path, Path(f"{path}{suffix}")) if inside and file.exists()), None)
 
 
 def absolute(config: Config) -> Config:

@@ -29,6 +29,9 @@ from pixelis.records import Demonstration
 
 CPUS = 0.25
 """Of a preparing process; it shares its core with its learner."""
+KEPT_BYTES = 128 * 2**20
+"""Of the samples that a preparing process keeps for later epochs: executing their operations is slow."""
+Prepared = tuple[bytes, bytes, bytes, bytes, bytes, str]
 
 
 def demonstrations(
@@ -127,6 +130,7 @@ class Prepare:
         self.player = Player(config, model_folder)
         self.store = DemonstrationStore(store)
         self.sampler = batch_sampler(config, self.store)
+        self.kept, self.kept_bytes = dict[int, Prepared](), 0
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         names = ("id", "level", "tokens", "mask", "weights", "views", "shapes", "error")
@@ -135,11 +139,20 @@ class Prepare:
             mixture = ray.get(self.schedule.mixture.remote(step)) if self.schedule is not None else None
             for number in self.sampler.share(step, mixture, self.share, self.shares):
                 row = self.store[number]
-                for name, value in zip(names, (row.id, row.level or "", *self._prepare(row)), strict=True):
+                prepared = self.kept.get(number) or self._prepare(row)
+                self._keep(number, prepared)
+                for name, value in zip(names, (row.id, row.level or "", *prepared), strict=True):
                     columns[name].append(value)
         return columns
 
-    def _prepare(self, row: Demonstration) -> tuple[bytes, bytes, bytes, bytes, bytes, str]:
+    def _keep(self, number: int, prepared: Prepared) -> None:
+        *_, error = prepared
+        size = sum(map(len, prepared))
+        if not error and number not in self.kept and self.kept_bytes + size <= KEPT_BYTES:
+            self.kept[number] = prepared
+            self.kept_bytes += size
+
+    def _prepare(self, row: Demonstration) -> Prepared:
         try:
             sample = train_sample(self.player, row)
         except (DataFailure, BadInput) as error:

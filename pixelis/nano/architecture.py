@@ -37,8 +37,8 @@ SIZES = {
     "positions": 4096,
 }
 """Sizes of `nano`: a 64 x 64 view has 16 image tokens."""
-MINI_SIZES = SIZES | {"hidden": 128, "layers": 4, "heads": 4, "kv_heads": 2, "feedforward": 384}
-"""Sizes of `mini`, which has the vision tower of `nano`."""
+MINI_SIZES = SIZES | {"hidden": 128, "layers": 4, "heads": 4, "kv_heads": 4, "feedforward": 384}
+"""Sizes of `mini`, which starts as `nano`: the heads are as wide, and a layer is added."""
 
 
 def build(

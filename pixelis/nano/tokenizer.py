@@ -66,6 +66,7 @@ _MINI_WORDS = """
     moves still end second cover covers whole stay stays colours black white grey orange brown pink beige lost completed
     line lines last next word words part parts over under before after then now here there where goes its it moving turn
     width height area brightness hue saturation path speed longer shorter larger smaller same more less frames seconds
+    does or large view much gone called
 """
 MINI_PIECES = (
     *(

@@ -226,6 +226,18 @@ def test_the_stream_yields_the_played_demonstrations(row: Row, tmp_path: Path) -
             np.testing.assert_array_equal(seen, view)
 
 
+def test_a_later_epoch_does_not_play_a_demonstration_again(row: Row, tmp_path: Path) -> None:
+    config = parse({**settings().model_dump(), "sft": {"batch": 1}, "data": {"demonstrations": "cards:"}})
+    demonstration = row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"})
+    DemonstrationStore.fill(tmp_path / "shelf", [demonstration], ["golden"])
+    prepare = Prepare(config, config.policy.model, str(tmp_path / "shelf"))
+    first = prepare({"id": np.asarray([0])})
+    Path(demonstration.media[0].uri).unlink()
+    second = prepare({"id": np.asarray([1])})
+    assert second["error"] == [""]
+    assert (second["tokens"], second["views"]) == (first["tokens"], first["views"])
+
+
 def test_the_held_out_loss_is_of_kinds_that_are_learnt(row: Row, tmp_path: Path) -> None:
     kinds = ("trap_logical", "golden", "outcome_negative", "golden", "golden")
     rows = [

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import nano_texts
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from nano_texts import Texts
+from nano_losses import evaluate
+from nano_texts import Texts, evaluate_texts
+from nano_widening import widen
+from transformers import AutoModelForImageTextToText
 
+from pixelis.families import NANO
+from pixelis.families.vision import batch_windows
+from pixelis.nano.architecture import MINI_SIZES, build
 from pixelis.nano.tokenizer import build_tokenizer
+from pixelis.policy.model_path import resolve
 
 TOKENIZER = build_tokenizer(mini=True)
 OBSERVATIONS = {
@@ -75,3 +83,42 @@ def test_only_what_the_assistant_says_is_learnt_and_a_batch_has_a_number():
     repetition = TOKENIZER.decode(texts.batch(0).ids[0]).partition("Repeat: ")[2]
     asked, _, rest = repetition.partition("<|im_end|>\n<|im_start|>assistant\n")
     assert rest.startswith(f"{asked}<|im_end|>")
+
+
+@torch.no_grad()
+def test_a_widened_model_says_what_the_smaller_one_says():
+    small = AutoModelForImageTextToText.from_pretrained(resolve("nano"), dtype=torch.float32).eval()
+    known, large = build_tokenizer(), build(TOKENIZER, NANO, seed=2, **MINI_SIZES).eval()
+    widen(small, large, known, TOKENIZER)
+    text = "<|im_start|>user\nWhere is the red frame?<|im_end|>\n<|im_start|>assistant\n["
+    before, after = (
+        model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0]
+        for model, tokenizer in ((small, known), (large, TOKENIZER))
+    )
+    places, own = known.get_vocab(), TOKENIZER.get_vocab()
+    common = sorted(places.keys() & own.keys())
+    before = before[:, [places[token] for token in common]]
+    after = after[:, [own[token] for token in common]]
+    assert float((after - before).std()) < 0.02 * float(before.std())
+
+
+@pytest.fixture(scope="module")
+def base():
+    model = AutoModelForImageTextToText.from_pretrained(resolve("mini"), dtype=torch.float32).eval()
+    batch_windows(model)
+    return model
+
+
+def test_the_base_is_small(base):
+    assert sum(file.stat().st_size for file in resolve("mini").iterdir()) <= 9_000_000
+    assert sum(parameter.numel() for parameter in base.parameters()) <= 4_000_000
+    stored = AutoModelForImageTextToText.from_pretrained(resolve("mini"), dtype="auto")
+    assert stored.dtype == torch.bfloat16
+
+
+@pytest.mark.slow
+def test_the_base_sees_digits_and_looks_up_values_of_unseen_texts(base):
+    scores = evaluate(base, TOKENIZER, "test", count=200, seed=3)
+    assert scores["read"] > 0.88
+    assert scores["point"] > 0.85
+    assert evaluate_texts(base, Texts(TOKENIZER, seed=77), 200) > 0.7
