@@ -329,7 +329,7 @@ def test_training_all_parameters_reaches_the_vision_tower(family: str):
         assert np.array_equal(resumed.model.log_probs(samples)[0], measured[0])
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_adapters_of_the_vision_tower_start_from_an_adapter_without_them_and_learn(stage: int):
     samples = batch(4)
     with trainer() as learner:
@@ -380,7 +380,7 @@ def test_a_frozen_vision_tower_keeps_its_bits_and_the_rest_learns(full: bool):
         assert "freeze_vision_tower" in str(error.value.fix)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_bfloat16_model_is_published_in_its_own_bytes(stage: int, tmp_path: Path):
     settings = policy(full=True, dtype="bfloat16")
     learner = learner_with(lr=1e-3, zero_stage=stage)
