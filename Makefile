@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help install install-gpu quickstart results docs test test-fast test-long test-chaos test-ray test-serve test-unit test-benchmarks \
+.PHONY: help install install-gpu quickstart showcase results docs test test-fast test-long test-chaos test-ray test-serve test-unit test-benchmarks \
         test-quickstart test-vllm lint clean install-vllm
 
 help:  ## show this list
@@ -58,6 +58,9 @@ endef
 
 quickstart: install  ## train, evaluate and serve the embedded model (about ten minutes on two cores)
 	@$(VENV)/bin/pixelis quickstart
+
+showcase: install  ## the same for six operations: pictures, words, clips (about forty minutes on two cores)
+	@$(VENV)/bin/pixelis quickstart configs/mini/quickstart.yaml
 
 test: install  ## every check, and all tests but the long ones; the output of each lane is in runs/tests
 	@$(PY) tests/lanes.py install-vllm test-serve test-ray test-chaos test-vllm test-quickstart test-benchmarks --beside lint docs test-unit

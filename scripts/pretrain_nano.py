@@ -1,11 +1,11 @@
 """Pretrain the base of `nano` or of `mini`: `python scripts/pretrain_nano.py [--model mini --samples 40000]`.
 
 `nano` starts with random weights. `mini` starts as `nano`, widened (`nano_widening.py`), and learns to look up and copy
-text (`nano_texts.py`). The bases were trained with photographs from these packages of Debian 12, in addition to those of the cards data: opencv-doc 4.6.0,
-plasma-workspace-wallpapers 5.27.5, gnome-backgrounds 43.1, mate-backgrounds 1.26.0, ukui-wallpapers 20.04.3,
-lxqt-themes 1.2.0, stellarium-data 0.22.2. The photographs are not part of this repository. To use them, run
-`apt-get download PACKAGE` and `dpkg -x PACKAGE*.deb FOLDER/PACKAGE`, then pass `--photos FOLDER`. Without
-`--photos` only the training photographs of the cards data are used, and the result generalises less.
+text (`nano_texts.py`). The bases were trained with photographs from these packages of Debian 12, in addition to those
+of the cards data: opencv-doc 4.6.0, plasma-workspace-wallpapers 5.27.5, gnome-backgrounds 43.1, mate-backgrounds 1.26.0,
+ukui-wallpapers 20.04.3, lxqt-themes 1.2.0, stellarium-data 0.22.2. The photographs are not part of this repository. To
+use them, run `apt-get download PACKAGE` and `dpkg -x PACKAGE*.deb FOLDER/PACKAGE`, then pass `--photos FOLDER`.
+Without `--photos` only the training photographs of the cards data are used, and the result generalises less.
 
 The schedule depends on the number of lessons, never on time, and every lesson follows from the seed. An
 interrupted run resumes from its last checkpoint. A GPU is used if there is one.

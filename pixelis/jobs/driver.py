@@ -68,10 +68,12 @@ def driver(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def job(name: str, doc: str | None, check: Callable[[Config], None] | None = None) -> Iterator[Config]:
-    """`driver`, and the configuration of the command line: without a file that of configs/nano."""
+def job(
+    name: str, doc: str | None, check: Callable[[Config], None] | None = None, model: str = "nano"
+) -> Iterator[Config]:
+    """`driver`, and the configuration of the command line: without a file that of configs/``model``."""
     with driver(name):
-        yield from_command_line(doc or "", name, default=f"configs/nano/{name}.yaml", check=check)
+        yield from_command_line(doc or "", name, default=f"configs/{model}/{name}.yaml", check=check)
 
 
 @contextmanager

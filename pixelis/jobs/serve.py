@@ -1,5 +1,7 @@
 """Serve the agent over HTTP, remember its answers and, unless evolution.enabled=false, learn from its traffic.
 
+Without a file the packaged agent of six operations is served.
+
     curl localhost:8000/v1/agent -H 'content-type: application/json' \\
         -d '{"question": "...", "image": "data:image/png;base64,..."}'
 
@@ -240,7 +242,7 @@ def check(config: Config) -> None:
 
 
 def main() -> None:
-    with job("serve", __doc__, check) as config:
+    with job("serve", __doc__, check, model="mini") as config:
         # Before anything starts: a missing API key, a port in use, engine.colocate
         needs(config)
         app.api_key_digest(config)

@@ -106,7 +106,9 @@ def pack(values: torch.Tensor) -> torch.Tensor:
     return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.long) for name in ("awq", "int8")])
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.long) for name in ("awq", "int8")]
+)
 def method(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -127,11 +127,23 @@ def _subject(item: Evidence, annotations: Annotations) -> Region | Line | None:
     best = max(boxes, key=lambda pair: box_iou(pair[0], place), default=None)
     if best is not None and box_iou(best[0], place) >= MIN_SUBJECT_IOU:
         return best[1]
-    visible = [thing for box, thing in boxes if covered(box, place) >= MIN_VISIBLE]
+    visible = _without_words([pair for pair in boxes if covered(pair[0], place) >= MIN_VISIBLE])
     if visible:
         return visible[0] if len(visible) == 1 else None
     around = [pair for pair in boxes if holds_middle(pair[0], place)]
     return min(around, key=lambda pair: area(pair[0]))[1] if around else None
+
+
+def _without_words(shown: list[tuple[Box, Region | Line]]) -> list[Region | Line]:
+    """The things, of lines of text without the words that are annotated beside them."""
+    kept = list[tuple[Box, Region | Line]]()
+    for box, thing in sorted(shown, key=lambda pair: -area(pair[0])):
+        inside = any(
+            isinstance(other, Line) and covered(box, around) >= MIN_VISIBLE for around, other in kept
+        )
+        if not (inside and isinstance(thing, Line)):
+            kept.append((box, thing))
+    return [thing for _, thing in kept]
 
 
 def _event_facts(data: Mapping[str, Any], annotations: Annotations) -> dict[str, Any]:

@@ -73,7 +73,14 @@ export function setUp(settings, requestKey) {
     } catch {
       showError("The example cannot be loaded.", "Check your connection, or choose a picture of your own.");
     }
-  } }, h("img", { src: `/page/${file}`, alt: "", width: "768", height: "768" }), h("span", {}, question))));
+  } }, preview(file), h("span", {}, question))));
+
+  /** A picture, or the first frame of a clip. */
+  function preview(file) {
+    const src = `/page/${file}`;
+    if (!file.endsWith(".mp4")) return h("img", { src, alt: "" });
+    return h("video", { src, muted: "", preload: "metadata", "aria-hidden": "true", tabindex: "-1" });
+  }
 
   $("pointing").hidden = !settings.points;
   if (settings.points) {

@@ -21,24 +21,33 @@ MEDIA_TYPES = {
     "js": "text/javascript",
     "svg": "image/svg+xml",
     "jpg": "image/jpeg",
+    "mp4": "video/mp4",
     "json": "application/json",
 }
-EXAMPLES = {
+DIGITS = {
     "example.jpg": "Which digit is in the red frame?",
     "example-coffee.jpg": "Which digit is in the cyan frame?",
     "example-retina.jpg": "Which digit is in the purple frame?",
 }
 """Pictures 5, 31 and 6 of cards:?split=test&seed=7. The backgrounds are scikit-image's rocket (SpaceX), coffee
 (Rachel Michetti) and retina (Mikael Häggström), all CC0."""
+SIX_OPERATIONS = {
+    "example.jpg": "Which digit is in the red frame?",
+    "example-words.jpg": "What is written in the upper left?",
+    "example-things.jpg": "What colour is the object at [592, 872]?",
+    "example-clip.mp4": "Which digit is in the red frame at second 4?",
+}
+"""Media of the test split of packaged:text, packaged:photos and packaged:digits?clip=yes, over the same photographs."""
 ABOUT_NANO = (
     "reads handwritten digits on small cards with coloured frames, hidden in photographs like the examples.",
     "It was trained for nothing else: it cannot describe pictures, read words or chat, and elsewhere it only "
     "guesses.",
 )
 ABOUT_MINI = (
-    "zooms into small cards, reads text, tells colour, size and corners of a thing that you point at, follows a thing "
-    "through a clip, and picks the frame of a second.",
-    "It was trained for nothing else: it cannot describe pictures or chat, and elsewhere it only guesses.",
+    "reads the text in a quarter of a picture, digits on small cards with coloured frames, also at a second of a clip, "
+    "and tells the colour of a thing that you point at.",
+    "It was trained for nothing else: of the size, share and corners of things, and of the way of moving things, it "
+    "only guesses yet; it cannot describe pictures or chat.",
 )
 ABOUT_OTHERS = (
     "answers questions about a picture: what is there, where, how many, and which words are written on it.",
@@ -48,7 +57,7 @@ ABOUT_OTHERS = (
 SWAGGER_FILES = ("swagger-ui.css", "swagger-ui-bundle.js")
 HEADERS = {
     # Markup smuggled in by an answer can neither load nor send anything.
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; media-src blob:; "
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -76,6 +85,7 @@ def page_files() -> dict[str, bytes]:
 
 def page_settings(config: Config, needs_key: bool) -> dict[str, Any]:
     """What the page needs to know before it sends anything."""
+    examples = SIX_OPERATIONS if config.policy.model == "mini" else DIGITS
     return {
         "model": model_name(config),
         "needs_key": needs_key,
@@ -93,7 +103,7 @@ def page_settings(config: Config, needs_key: bool) -> dict[str, Any]:
         "memory": config.memory.enabled,
         "about": {"nano": ABOUT_NANO, "mini": ABOUT_MINI}.get(config.policy.model, ABOUT_OTHERS),
         "points": config.policy.model == "mini",
-        "examples": [{"file": file, "question": question} for file, question in EXAMPLES.items()],
+        "examples": [{"file": file, "question": question} for file, question in examples.items()],
     }
 
 

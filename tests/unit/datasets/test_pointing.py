@@ -77,6 +77,8 @@ def test_the_operation_at_the_place_shows_the_answer(form, folder):
         )
     else:
         assert str(sample.final) in shown
+    if form == "text_at":
+        assert sample.meta["expected_calls"][0]["text"] == sample.final
 
 
 @pytest.mark.slow
