@@ -29,9 +29,10 @@ from pixelis.records import Demonstration
 
 CPUS = 0.25
 """Of a preparing process; it shares its core with its learner."""
-KEPT_BYTES = 128 * 2**20
+CACHE_BYTES = 128 * 2**20
 """Of the samples that a preparing process keeps for later epochs: executing their operations is slow."""
 Prepared = tuple[bytes, bytes, bytes, bytes, bytes, str]
+"""Tokens, mask, weights, views, shapes and error of a sample, as in the columns of `Prepare`."""
 
 
 def demonstrations(
@@ -130,7 +131,7 @@ class Prepare:
         self.player = Player(config, model_folder)
         self.store = DemonstrationStore(store)
         self.sampler = batch_sampler(config, self.store)
-        self.kept, self.kept_bytes = dict[int, Prepared](), 0
+        self.cache, self.cache_bytes = dict[int, Prepared](), 0
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         names = ("id", "level", "tokens", "mask", "weights", "views", "shapes", "error")
@@ -139,7 +140,7 @@ class Prepare:
             mixture = ray.get(self.schedule.mixture.remote(step)) if self.schedule is not None else None
             for number in self.sampler.share(step, mixture, self.share, self.shares):
                 row = self.store[number]
-                prepared = self.kept.get(number) or self._prepare(row)
+                prepared = self.cache.get(number) or self._prepare(row)
                 self._keep(number, prepared)
                 for name, value in zip(names, (row.id, row.level or "", *prepared), strict=True):
                     columns[name].append(value)
@@ -148,9 +149,9 @@ class Prepare:
     def _keep(self, number: int, prepared: Prepared) -> None:
         *_, error = prepared
         size = sum(map(len, prepared))
-        if not error and number not in self.kept and self.kept_bytes + size <= KEPT_BYTES:
-            self.kept[number] = prepared
-            self.kept_bytes += size
+        if not error and number not in self.cache and self.cache_bytes + size <= CACHE_BYTES:
+            self.cache[number] = prepared
+            self.cache_bytes += size
 
     def _prepare(self, row: Demonstration) -> Prepared:
         try:

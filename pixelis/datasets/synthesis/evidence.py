@@ -136,14 +136,14 @@ def _subject(item: Evidence, annotations: Annotations) -> Region | Line | None:
 
 def _without_words(shown: list[tuple[Box, Region | Line]]) -> list[Region | Line]:
     """The things, of lines of text without the words that are annotated beside them."""
-    kept = list[tuple[Box, Region | Line]]()
+    whole = list[tuple[Box, Region | Line]]()
     for box, thing in sorted(shown, key=lambda pair: -area(pair[0])):
         inside = any(
-            isinstance(other, Line) and covered(box, around) >= MIN_VISIBLE for around, other in kept
+            isinstance(other, Line) and covered(box, around) >= MIN_VISIBLE for around, other in whole
         )
         if not (inside and isinstance(thing, Line)):
-            kept.append((box, thing))
-    return [thing for _, thing in kept]
+            whole.append((box, thing))
+    return [thing for _, thing in whole]
 
 
 def _event_facts(data: Mapping[str, Any], annotations: Annotations) -> dict[str, Any]:
