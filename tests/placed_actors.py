@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from ray.exceptions import ActorUnavailableError
 
 from pixelis.actors import cluster, placement
 from pixelis.actors.coordinator import Coordinator
@@ -104,6 +105,20 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 60, every_s: flo
         assert time.monotonic() - start < timeout_s, f"not within {timeout_s:g} s"
         time.sleep(every_s)
     return time.monotonic() - start
+
+
+def restart(actor: Any) -> None:
+    """Kill the process of an actor and wait for another one: a kill returns before the process has ended."""
+
+    def process() -> int | None:
+        try:
+            return int(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60))
+        except ActorUnavailableError:
+            return None
+
+    before = process()
+    ray.kill(actor, no_restart=False)
+    wait_until(lambda: process() not in (None, before), 90)
 
 
 def store_stats() -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+from placed_actors import restart
 
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.policy_store import PolicyStore
@@ -61,7 +62,7 @@ def test_versions_count_up_and_old_ones_are_pruned(make: Make, tmp_path: Path) -
         ray.get(store.get.remote(1))
     folders = sorted(p.name for p in (tmp_path / "versions").iterdir() if p.is_dir())
     assert folders == ["v000004", "v000005", "v000006"]
-    ray.kill(store, no_restart=False)
+    restart(store)
     assert ray.get(store.promoted.remote()) == 6
     assert np.array_equal(stored(store, 5).tensors["layer.B"], adapter(5).tensors["layer.B"])
     assert ray.get(store.publish.remote(adapter(7), "rft", 7)) == 7
@@ -76,12 +77,12 @@ def test_a_version_is_loaded_before_it_is_on_disk_and_no_restart_gives_its_numbe
     assert np.array_equal(stored(store, 1).tensors["layer.A"], adapter(1).tensors["layer.A"])
     assert not (tmp_path / "versions" / "v000001").exists()
     assert ray.get(store.promoted.remote()) == 0, "what a restart can load"
-    ray.kill(store, no_restart=False)
+    restart(store)
     with pytest.raises(InfraFailure, match="not stored yet"):
         ray.get(store.get.remote(1))
     assert ray.get(store.publish.remote(adapter(2), "rft", 2)) == 2
     ray.get(store.keep.remote(1, adapter(1)))
-    ray.kill(store, no_restart=False)
+    restart(store)
     for version in (1, 2):
         assert np.array_equal(stored(store, version).tensors["layer.A"], adapter(version).tensors["layer.A"])
 

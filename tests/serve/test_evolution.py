@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from placed_actors import wait_until
+from placed_actors import restart, wait_until
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError
 from scripted import ScriptedGenerator
@@ -90,12 +89,6 @@ class Placed:
             except ActorUnavailableError:
                 assert time.monotonic() < give_up
                 time.sleep(0.1)
-
-    def restart(self) -> None:
-        """Kill the actor's process and wait for another one."""
-        before = self.call("__ray_call__", lambda _: os.getpid())
-        ray.kill(self.actor, no_restart=False)  # returns before the process has ended
-        wait_until(lambda: self.call("__ray_call__", lambda _: os.getpid()) != before)
 
     def end(self) -> None:
         for actor in self.actors:
@@ -386,7 +379,7 @@ def test_a_restarted_actor_keeps_reviews_and_the_promoted_version(
     placed.call("pause", "ann")
     assert placed.call("stats")["queue"] == 1, "a pause keeps what a person approved"
 
-    placed.restart()
+    restart(placed.actor)
     assert [row["experience_id"] for row in placed.call("reviews")] == ["three", "four"]
     with pytest.raises(InfraFailure, match="was restarted"):
         placed.call("next_batch", 0, 1, 4)  # of a learner that knows nothing of it
@@ -405,7 +398,7 @@ def test_a_restarted_actor_keeps_reviews_and_the_promoted_version(
     assert fetch(batch.views)[0]["two-0"][0].shape == (8, 8, 3)
     placed.call("step_done", 5, None)
 
-    placed.restart()
+    restart(placed.actor)
     assert placed.call("stats")["queue"] == 0, "what was learnt from does not come again"
     assert placed.call("status")["shares"]["users"] == 1, "a restart frees nobody of a cap"
     placed.call("drain")
