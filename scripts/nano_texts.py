@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from pixelis.nano.tokenizer import SPECIAL
 from pixelis.operations.colours import NAMES
+from pixelis.operations.track_object import WAYS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -270,8 +271,8 @@ def properties(rng: np.random.Generator) -> Lesson:
 def tracking(rng: np.random.Generator) -> Lesson:
     """The path of an object: its direction, whether it is lost, where it ends."""
     lost, still = rng.random() < 0.5, rng.random() < 0.2
-    angle = rng.choice((0, 90, 180, -90)) + rng.normal(0, 14)
-    angle = (angle + 180) % 360 - 180
+    angle = (45 * rng.integers(8) + rng.uniform(-22, 22) + 180) % 360 - 180
+    way = WAYS[round(angle / 45) % 8]
     start, width, height = rng.integers(100, 800, 2), *rng.integers(40, 200, 2)
     reach = 0.0 if still else rng.uniform(150, 700)
     last, first_frame = int(rng.integers(7, 36)), 0
@@ -285,7 +286,7 @@ def tracking(rng: np.random.Generator) -> Lesson:
         box = x0, y0, min(1000, x1 + 1), min(1000, y1 + 1)
         places.append(f"{round(share * last)}: [{', '.join(map(str, box))}]")
     pixels, speed = round(reach / 2), reach / 2 / max(1, last)
-    motion = "stationary" if still else f"direction {angle:.0f} deg (0 right, 90 down)"
+    motion = "stationary" if still else f"direction {way}, {angle:.0f} deg (0 right, 90 down)"
     text = (
         f"track {_id(rng)}: {'lost' if lost else 'completed'}, frames {first_frame} to {last} of vid0 "
         f"({last / 12.5:.2f} s).\nBox by frame: {'; '.join(places)}.\nMotion in px of the full frame: path "
@@ -303,11 +304,8 @@ def tracking(rng: np.random.Generator) -> Lesson:
         (("Does it move?", "Does the object move?"), "no" if still else "yes"),
     ]
     if not still:
-        way = ("right", "down", "left", "up")[round(angle / 90) % 4]
-        asked = (
-            "Where does it go: left, right, up or down?",
-            "Which way does the object move: left, right, up or down?",
-        )
+        choice = ": left, right, up or down?" if " " not in way else "?"
+        asked = f"Where does it go{choice}", f"Which way does the object move{choice}"
         pairs += [(asked, way), (asked, way)]
     return text, pairs
 

@@ -85,16 +85,20 @@ def _moment(item: Item) -> Question:
         cut_out = cut_outs(item.split)[int(rng.integers(len(cut_outs(item.split))))]
         aspect = cut_out.mask.shape[1] / cut_out.mask.shape[0]
         size = min(0.4 * height, 0.4 * width / aspect)
-        margin, down = size * aspect / 2 / width + 0.02, float(rng.uniform(0.3, 0.7))
-        x0, x1 = margin, 1 - margin
-        if happening == "exit":  # from the middle half of the frame, beyond its border
-            x0, x1 = float(rng.uniform(0.4, 0.6)), 1 + margin
-        if rng.random() >= 0.5:
-            x0, x1 = 1 - x0, 1 - x1
+        margins = size * aspect / 2 / width + 0.02, size / 2 / height + 0.02
+        beside, leaving = float(rng.uniform(0.3, 0.7)), float(rng.uniform(0.4, 0.6))
+        backward, axis = rng.random() < 0.5, int(rng.integers(2))
+        # An object that leaves starts in the middle of the frame and ends beyond its border.
+        start, stop = (
+            (leaving, 1 + margins[axis]) if happening == "exit" else (margins[axis], 1 - margins[axis])
+        )
+        if backward:
+            start, stop = 1 - start, 1 - stop
 
         def path(time: float) -> tuple[float, float]:
             done = (time * (FRAMES - 1) - begin + 1) / (end - begin)
-            return x0 + (x1 - x0) * min(1.0, max(0.0, done)), down
+            along = start + (stop - start) * min(1.0, max(0.0, done))
+            return (beside, along) if axis else (along, beside)
 
         places = pasting.places(FRAMES, (width, height), aspect, path, lambda time: size)
         regions = [

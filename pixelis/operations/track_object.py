@@ -33,6 +33,8 @@ from pixelis.operations.video import Clip
 from pixelis.records import Box
 
 STATIONARY_PX = 10.0
+WAYS = ("right", "down right", "down", "down left", "left", "up left", "up", "up right")
+"""Directions in steps of 45 degrees."""
 LISTED = 12
 MAX_OBJECTS = 8
 MAX_MASKS = 64
@@ -228,7 +230,8 @@ def _track_lines(
         f"{frames[i]}: {scene.scale.around(target.from_root(tuple(boxes[i])), target.id)}" for i in indices
     )
     seconds = clip.times[frames[-1]] - clip.times[frames[0]]
-    direction = f"direction {value['direction']:.0f} deg (0 right, 90 down)"
+    way = WAYS[round(value["direction"] / 45) % len(WAYS)]
+    direction = f"direction {way}, {value['direction']:.0f} deg (0 right, 90 down)"
     lines = [
         f"track {entry['id']}: {status}, frames {frames[0]} to {frames[-1]} of {target.root} ({seconds:.2f} s).",
         f"Box by frame: {places}.",

@@ -18,7 +18,7 @@ from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Annotations, Demonstration, Line
 
 SOURCES = {
-    "colour_at": "packaged:photos?count=9",
+    "colour_at": "packaged:photos?count=60",
     "size_at": "packaged:shapes?count=9",
     "share_at": "packaged:coins?count=9",
     "corners_at": "packaged:shapes?count=9",
@@ -70,11 +70,7 @@ def test_the_operation_at_the_place_shows_the_answer(form, folder):
     if form in ("goes", "stays"):
         assert sample.final == ("no" if form == "stays" else sample.final)
         assert ("not seen after" in shown) == (form == "stays")
-        angle = re.search(r"direction (-?\d+) deg", shown)
-        assert (
-            form == "stays"
-            or {"left": 180, "right": 0}[sample.final] == round(abs(int(angle[1])), -2) // 90 * 90
-        )
+        assert form == "stays" or f"direction {sample.final}, " in shown
     else:
         assert str(sample.final) in shown
     if form == "text_at":
@@ -117,7 +113,7 @@ def test_an_object_that_leaves_is_annotated_until_it_has_left(folder):
         last = question.annotations.regions[-1].box
         assert 9 <= len(frames) < 36
         assert frames == list(range(len(frames)))
-        assert last[0] < 0.02 or last[2] > 0.98
+        assert min(last[:2]) < 0.02 or max(last[2:]) > 0.98
 
 
 def test_a_share_of_the_demonstrations_answers_at_once(tmp_path):
