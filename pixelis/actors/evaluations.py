@@ -122,6 +122,10 @@ class Evaluations:
             raise DataFailure(f"{source} has no questions", fix="check data.evaluate")
         self.finished[name] = 0
         e, d = self.config.evaluate, self.config.dialogue
+        measured = min(
+            e.causal_use, len(questions)
+        )  # evenly spread: the first of a set are often of one kind
+        looks = {i * len(questions) // measured for i in range(measured)}
         streams = {f"{name}-seed{seed}": seed * SEED_STRIDE & 0x7FFFFFFF for seed in seeds} or {
             name: self.config.run.seed
         }
@@ -138,7 +142,7 @@ class Evaluations:
                     sampling,
                     operations,
                     d.max_turns_test,
-                    causal_use=number < e.causal_use,
+                    causal_use=number in looks,
                 )
                 async with gate:
                     scored = await self.rollouts.episodes(request, reserved=reserved)

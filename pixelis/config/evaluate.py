@@ -54,8 +54,8 @@ class EvaluateConfig(Section):
     api: ApiConfig = ApiConfig()
     """evaluate the model behind this OpenAI-compatible address instead of a policy"""
     causal_use: NonNegativeInt = 50
-    """number of questions, the first of each set, whose calls are scored again with other observations in
-    their place, to tell what the answers owe to them (docs/looking.md); 0: none"""
+    """number of questions, evenly spread over each set, whose calls are scored again with other observations
+    in their place, to tell what the answers owe to them (docs/looking.md); 0: none"""
     direct: bool = False
     """answer the same questions also without operations, and compare the two in pairs (`evaluate` only)"""
     baseline: str | None = None
