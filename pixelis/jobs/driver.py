@@ -52,10 +52,11 @@ def typed_errors() -> Iterator[None]:
 def driver(name: str) -> Iterator[None]:
     """Context of a job's main: a typed error ends it with a message and code 1 or 2, a stop with 130."""
 
-    def on_term(number: int, frame: Any) -> None:
+    def stop(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, on_term)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background jobs that ignore SIGINT
+        signal.signal(number, stop)
     try:
         with typed_errors():
             yield

@@ -205,13 +205,23 @@ def test_unreadable_inputs_are_reported_before_anything_starts(tmp_path: Path) -
 
 
 @pytest.fixture
-def keep_sigterm():
-    before = signal.getsignal(signal.SIGTERM)
+def keep_handlers():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-@pytest.mark.usefixtures("keep_sigterm")
+@pytest.mark.usefixtures("keep_handlers")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_job_in_the_background_of_a_script_ends_by_either_signal(number: signal.Signals) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the shell does
+    with pytest.raises(SystemExit) as caught, jobs.driver("rft"):
+        signal.raise_signal(number)
+    assert caught.value.code == 130
+
+
+@pytest.mark.usefixtures("keep_handlers")
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -303,7 +313,7 @@ def terminated(makes_steps: bool) -> Callable[[], tuple[int, dict[str, Any]]]:
     return poll
 
 
-@pytest.mark.usefixtures("keep_sigterm", "quick_polls")
+@pytest.mark.usefixtures("keep_handlers", "quick_polls")
 def test_a_sigterm_asks_the_learner_to_stop_and_waits_for_its_checkpoint(
     config: Config, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,7 +332,7 @@ def test_a_sigterm_asks_the_learner_to_stop_and_waits_for_its_checkpoint(
     assert "checkpoint" in capfd.readouterr().err
 
 
-@pytest.mark.usefixtures("keep_sigterm", "quick_polls")
+@pytest.mark.usefixtures("keep_handlers", "quick_polls")
 def test_a_long_step_is_saved_in_the_time_that_a_job_has_to_stop(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
