@@ -114,8 +114,8 @@ class Shams:
         """The shams of a call by kind; one that cannot be made is left out."""
         trajectory, (own, views) = episode.trajectory, call.outcome
         shams = dict[str, Outcome]()
-        blank = own if views else own.model_copy(update={"text": ""})
-        shams["blank"] = blank, [np.full_like(view, int(view.mean())) for view in views]
+        grey = [np.full_like(view, int(view.mean())) for view in views]
+        shams["blank"] = own.model_copy(update={"text": ""}), grey
         if (arguments := elsewhere(call.action.arguments)) is not None:
             moved = call.action.model_copy(update={"arguments": arguments})
             earlier = sum(len(turn.images) for turn in trajectory.turns[: call.place])

@@ -175,15 +175,15 @@ is expected.
 # Scores of episodes
 
 
-def capabilities(groups: Sequence[Group], bar: float = -math.inf) -> dict[str, Any]:
+def capabilities(groups: Sequence[Group], bars: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Scores by operation over the questions that name their ``expected_calls``; empty without any.
 
     - ``operations``: by expected operation the ``n`` expectations, the ``calls``, the share ``used`` with
       success, and the mean score (`SCORES`), 0 where unused; also ``cer`` for read_text, and HOTA, IDF1 and
       MOTA for track_object.
     - ``order``: share of episodes whose successful calls contain the expected operations in order.
-    - ``unnecessary``: mean number of calls beyond those, and of those with a measured causal use below ``bar``
-      (`evaluation.looking`). ``calls``: mean number of calls.
+    - ``unnecessary``: mean number of calls beyond those; the last of those, too, if its measured causal use is below
+      the bar of its operation in ``bars`` (`evaluation.looking`). ``calls``: mean number of calls.
     """
     scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     used, calls_by_op = defaultdict[str, list[float]](list), defaultdict[str, int](int)
@@ -204,13 +204,15 @@ def capabilities(groups: Sequence[Group], bar: float = -math.inf) -> dict[str, A
                 calls_by_op[call.action.op] += 1
             names = [truth.op for truth in expected]
             common = [
-                right[number].observation.causal_use
+                right[number]
                 for block in LCSseq.opcodes(names, [call.action.op for call in right])
                 if block.tag == "equal"
                 for number in range(block.dest_start, block.dest_end)
             ]
             order[group.question.id].append(float(len(common) == len(names)))
-            unnecessary.append(float(len(calls) - sum(use is None or use >= bar for use in common)))
+            use = common[-1].observation.causal_use if common else None
+            is_unused = use is not None and use < (bars or {}).get(common[-1].action.op, -math.inf)
+            unnecessary.append(float(len(calls) - len(common) + is_unused))
             numbers.append(float(len(calls)))
             if truths := [truth for truth in expected if truth.track]:
                 tracked = [call for call in right if call.action.op == "track_object"]

@@ -88,13 +88,16 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _looking(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    sham = f", a sham's {result['sham']:.3f}" if result["sham"] is not None else ""
-    unused = f"{result['unused']:.3f} of {result['n']} calls unused"
     mean = _value(result["mean"], result["ci95"]) if result["ci95"] else f"{result['mean']:.3f}"
-    yield "causal use", f"{mean} nats{sham}, {unused}"
+    yield "causal use", f"{mean} nats{_beside_shams(result)} calls unused"
     if len(result["operations"]) > 1:
         for op, scores in result["operations"].items():
-            yield f"  {op}", f"{scores['mean']:.3f}, {scores['unused']:.3f} of {scores['n']} unused"
+            yield f"  {op}", f"{scores['mean']:.3f}{_beside_shams(scores)} unused"
+
+
+def _beside_shams(result: Mapping[str, Any]) -> str:
+    sham = f", a sham's {result['sham']:.3f}" if result["sham"] is not None else ""
+    return f"{sham}, {result['unused']:.3f} of {result['n']}"
 
 
 def _clusters(clusters: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

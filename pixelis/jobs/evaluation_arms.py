@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +62,8 @@ def summary_of(
     }
     if causal := looking(groups):
         metrics["looking"] = causal
-    if uses := capabilities(groups, causal.get("bar", -math.inf)):
+    bars = {op: result["bar"] for op, result in causal.get("operations", {}).items()}
+    if uses := capabilities(groups, bars):
         metrics |= {"capabilities": uses, "error_causes": error_causes(groups)}
     return {"name": name, **summarise(groups), **breakdown(groups), **metrics}
 

@@ -18,7 +18,7 @@ from pixelis.dialogue.agent import Episode, Limits
 from pixelis.dialogue.shams import MIN_SHIFT, Shams, calls_shown, elsewhere
 from pixelis.errors import BadInput
 from pixelis.evaluation.looking import looking
-from pixelis.records import REAL, Group, Observation, Question
+from pixelis.records import REAL, Group, Observation, Question, Trajectory
 
 OTHER = np.random.default_rng(2).integers(0, 256, PICTURE.shape, dtype=np.uint8)
 BOXES = ([0, 0, 400, 400], [500, 500, 900, 900], [100, 600, 400, 900])
@@ -102,6 +102,23 @@ def test_a_text_is_replaced_by_none_and_by_what_the_operation_said_elsewhere() -
     assert len(bare) == 1
 
 
+def test_a_blank_shows_no_text_beside_its_pictures() -> None:
+    r, episode = renderer("nano"), played([call(BOXES[0]), "<answer>7</answer>"])
+    turn = episode.trajectory.turns[-2]
+    said = turn.observation.model_copy(update={"text": "the track is lost"})
+    episode.trajectory.turns[-2] = r.observation(said, 1)
+    seen = list[str]()
+
+    async def score(tokens: list[int], views: list[np.ndarray], count: int) -> float:
+        seen.append(str(r.tokenizer.decode(tokens)))
+        return -1.0
+
+    measure(Shams(r), episode, score)
+    (observation,) = episode.trajectory.observations
+    shown = dict(zip(observation.answer_log_probs, seen, strict=True))
+    assert ["the track is lost" in shown[kind] for kind in (REAL, "blank")] == [True, False]
+
+
 def test_what_cannot_be_measured_is_left_out() -> None:
     shams = Shams(renderer("nano"))
 
@@ -149,7 +166,9 @@ def test_causal_use_and_its_summary() -> None:
         "unmeasured": {},
     }
     observations = {
-        name: Observation(status="ok", data={"op": "zoom_in"}, answer_log_probs=v)
+        name: Observation(
+            status="ok", data={"op": "read_text" if name == "text" else "zoom_in"}, answer_log_probs=v
+        )
         for name, v in values.items()
     }
     uses = {name: o.causal_use for name, o in observations.items()}
@@ -161,16 +180,24 @@ def test_causal_use_and_its_summary() -> None:
     }
     assert observations["decisive"].sham_uses == pytest.approx([0.4, -0.4])
     episode = played([call(BOXES[0]), "<answer>7</answer>"]).trajectory
-    turns = [episode.turns[0].model_copy(update={"observation": o}) for o in observations.values()]
+
+    def shown(*names: str) -> Trajectory:
+        turns = [episode.turns[0].model_copy(update={"observation": observations[name]}) for name in names]
+        return episode.model_copy(update={"turns": turns})
+
     group = Group(
         id="g",
         question=Question(id="q", question="Which?"),
-        trajectories=[episode.model_copy(update={"turns": turns})],
+        trajectories=[shown("ignored", "decisive"), shown("ignored"), shown("text", "unmeasured")],
     )
     summary = looking([group])
-    assert (summary["n"], summary["questions"]) == (3, 1)
+    assert (summary["n"], summary["questions"]) == (3, 1), "the last measured call of an episode decides"
     assert summary["mean"] == pytest.approx((2.2 + 0.05 + 2.0) / 3)
     assert summary["kinds"]["another"] == pytest.approx((8.9 + 3.0) / 2)
-    assert summary["bar"] == pytest.approx(np.percentile([0.4, -0.4, -0.1, 0.1, 2.0, -2.0], 95))
+    bars = {op: result["bar"] for op, result in summary["operations"].items()}
+    assert bars == {
+        "read_text": pytest.approx(np.percentile([2.0, -2.0], 95)),
+        "zoom_in": pytest.approx(np.percentile([0.4, -0.4, -0.1, 0.1], 95)),
+    }
     assert summary["unused"] == pytest.approx(1 / 3)
     assert looking([group.model_copy(update={"trajectories": []})]) == {}
