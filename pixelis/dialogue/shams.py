@@ -20,7 +20,7 @@ from pixelis.dialogue.augmentation import corrected
 from pixelis.dialogue.dialects.base import is_of_client
 from pixelis.dialogue.render import Renderer
 from pixelis.errors import BadInput
-from pixelis.records import MISLEADING, REAL, Action, Question, StopReason
+from pixelis.records import ELSEWHERE, MISLEADING, REAL, Action, Question, StopReason
 
 MIN_SHIFT = 0.9
 """Share of its width or height by which a region is moved elsewhere."""
@@ -121,7 +121,7 @@ class Shams:
             earlier = sum(len(turn.images) for turn in trajectory.turns[: call.place])
             outcome = await tools.execute(moved, trajectory.images[:earlier], trajectory.objects)
             if outcome[0].status == "ok" and len(outcome[1]) == len(views):
-                shams["elsewhere"] = outcome
+                shams[ELSEWHERE] = outcome
         for other, outcome in self.seen[call.action.op]:
             if other != question.id and len(outcome[1]) == len(views):
                 shams[MISLEADING] = outcome

@@ -39,8 +39,8 @@ from pixelis.rewards.scorers import canonical
 from pixelis.telemetry import events, lineage
 
 T = TypeVar("T")
-SFT_LR, RFT_LR = 2e-3, 1e-3
-"""Learning rates of the stages."""
+SFT_LR = 2e-3
+"""Learning rate of SFT; that of RFT is `learner.lr` of the recipe."""
 PACKAGES = ("pixelis", "torch", "ray", "transformers", "deepspeed", "peft")
 CLIENTS = 8
 """Concurrent requests in the unlabelled stream."""
@@ -109,7 +109,7 @@ class Quickstart:
         sft_adapter = self.timed(
             "sft", lambda: sft.run(stage(self.config, "sft", lr=SFT_LR, schedule="cosine"))
         )
-        config = stage(self.config, "rft", adapter=sft_adapter, lr=RFT_LR)
+        config = stage(self.config, "rft", adapter=sft_adapter)
         with (
             run_folder(config, config.data.train),
             placement.placed(config, initial=str(sft_adapter)) as actors,

@@ -38,6 +38,7 @@ from pixelis.records.question import (
     place_media,
 )
 from pixelis.records.trajectory import (
+    ELSEWHERE,
     MISLEADING,
     REAL,
     Action,
@@ -50,6 +51,7 @@ from pixelis.records.trajectory import (
 )
 
 __all__ = [
+    "ELSEWHERE",
     "MISLEADING",
     "REAL",
     "SCHEMA_VERSION",

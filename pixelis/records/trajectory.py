@@ -14,6 +14,8 @@ from pixelis.records.question import SCHEMA_VERSION, Box, Question, Record, new_
 
 REAL = "real"
 """Kind of the observation that a call did return, in ``answer_log_probs``."""
+ELSEWHERE = "elsewhere"
+"""Kind of a sham that shows what the same call returns at another place."""
 MISLEADING = "another"
 """Kind of a sham that shows what the operation returned for another question."""
 MAX_TERMS = 16
@@ -78,16 +80,15 @@ class Observation(Record):
 
     @property
     def sham_uses(self) -> list[float]:
-        """What `causal_use` would be had each sham been the real observation, and the other shams its shams."""
+        """What `causal_use` would be had each sham been the real observation; empty if there is one sham alone."""
         total, count = math.fsum(self._shams), len(self._shams)
         return [value - (total - value) / (count - 1) for value in self._shams] if count > 1 else []
 
     @property
     def _shams(self) -> list[float]:
-        """Of the shams that take the evidence away; if there are no two of them, also of the one that misleads."""
-        shams = {kind: value for kind, value in self.answer_log_probs.items() if kind != REAL}
-        neutral = [value for kind, value in shams.items() if kind != MISLEADING]
-        return neutral if len(neutral) > 1 else list(shams.values())
+        """Of the shams that take the evidence away: from elsewhere pictures do, where a text tells of another thing."""
+        misleading = {REAL, MISLEADING} | ({ELSEWHERE} if self.text else set())
+        return [value for kind, value in self.answer_log_probs.items() if kind not in misleading]
 
 
 class Turn(Record):

@@ -148,7 +148,7 @@ export class Samples {
     const badge = h("span", { class: "pill" }, "winner");
     this.list[winner].status.before(badge);
     (trajectory?.turns ?? []).filter((turn) => turn.role === "tool").forEach((turn, i) => {
-      const use = causalUse(turn.observation?.answer_log_probs);
+      const use = causalUse(turn.observation);
       if (use !== null) this.list[winner].tools[i]?.append(h("p", { class: "use" }, h("b", {}, use)));
     });
     if (this.list.length > 1) this.select(winner);
@@ -225,9 +225,9 @@ function plain(value) {
 }
 
 /** What the answer owes to an observation, as `Observation.causal_use` has it; null if that was not measured. */
-function causalUse(logProbs) {
-  const { real, another, ...neutral } = logProbs ?? {};
-  const shams = Object.values(Object.keys(neutral).length > 1 || !isNumber(another) ? neutral : { ...neutral, another });
+function causalUse(observation) {
+  const { real, elsewhere, blank } = observation?.answer_log_probs ?? {};
+  const shams = (observation?.text ? [blank] : [blank, elsewhere]).filter(isNumber);
   if (!isNumber(real) || !shams.length) return null;
   const use = real - shams.reduce((sum, value) => sum + value, 0) / shams.length;
   if (use < DECIDES) return "The answer hardly depends on this.";

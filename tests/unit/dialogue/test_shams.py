@@ -162,12 +162,15 @@ def test_causal_use_and_its_summary() -> None:
     values = {
         "decisive": {REAL: -0.1, "blank": -2.1, "elsewhere": -2.5, "another": -9.0},
         "ignored": {REAL: -0.1, "blank": -0.2, "elsewhere": -0.1},
-        "text": {REAL: -0.5, "blank": -1.5, "another": -3.5},
+        "text": {REAL: -0.5, "blank": -2.5, "elsewhere": -6.5, "another": -3.5},
         "unmeasured": {},
     }
     observations = {
         name: Observation(
-            status="ok", data={"op": "read_text" if name == "text" else "zoom_in"}, answer_log_probs=v
+            status="ok",
+            text="12" if name == "text" else "",
+            data={"op": "read_text" if name == "text" else "zoom_in"},
+            answer_log_probs=v,
         )
         for name, v in values.items()
     }
@@ -196,7 +199,7 @@ def test_causal_use_and_its_summary() -> None:
     assert summary["kinds"]["another"] == pytest.approx((8.9 + 3.0) / 2)
     bars = {op: result["bar"] for op, result in summary["operations"].items()}
     assert bars == {
-        "read_text": pytest.approx(np.percentile([2.0, -2.0], 95)),
+        "read_text": 0.0,  # texts from elsewhere mislead, so a blank is the only sham
         "zoom_in": pytest.approx(np.percentile([0.4, -0.4, -0.1, 0.1], 95)),
     }
     assert summary["unused"] == pytest.approx(1 / 3)
