@@ -122,10 +122,9 @@ class Evaluations:
             raise DataFailure(f"{source} has no questions", fix="check data.evaluate")
         self.finished[name] = 0
         e, d = self.config.evaluate, self.config.dialogue
-        measured = min(
-            e.causal_use, len(questions)
-        )  # evenly spread: the first of a set are often of one kind
-        looks = {i * len(questions) // measured for i in range(measured)}
+        # Evenly spread: the first of a set are often of one kind
+        total, looks = len(questions), min(e.causal_use, len(questions))
+        places = {i * total // looks for i in range(looks)}
         streams = {f"{name}-seed{seed}": seed * SEED_STRIDE & 0x7FFFFFFF for seed in seeds} or {
             name: self.config.run.seed
         }
@@ -142,7 +141,7 @@ class Evaluations:
                     sampling,
                     operations,
                     d.max_turns_test,
-                    causal_use=number in looks,
+                    causal_use=number in places,
                 )
                 async with gate:
                     scored = await self.rollouts.episodes(request, reserved=reserved)

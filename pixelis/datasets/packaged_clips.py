@@ -86,11 +86,11 @@ def _moment(item: Item) -> Question:
         aspect = cut_out.mask.shape[1] / cut_out.mask.shape[0]
         size = min(0.4 * height, 0.4 * width / aspect)
         margins = size * aspect / 2 / width + 0.02, size / 2 / height + 0.02
-        beside, leaving = float(rng.uniform(0.3, 0.7)), float(rng.uniform(0.4, 0.6))
+        across, middle = float(rng.uniform(0.3, 0.7)), float(rng.uniform(0.4, 0.6))
         backward, axis = rng.random() < 0.5, int(rng.integers(2))
         # An object that leaves starts in the middle of the frame and ends beyond its border.
         start, stop = (
-            (leaving, 1 + margins[axis]) if happening == "exit" else (margins[axis], 1 - margins[axis])
+            (middle, 1 + margins[axis]) if happening == "exit" else (margins[axis], 1 - margins[axis])
         )
         if backward:
             start, stop = 1 - start, 1 - stop
@@ -98,7 +98,7 @@ def _moment(item: Item) -> Question:
         def path(time: float) -> tuple[float, float]:
             done = (time * (FRAMES - 1) - begin + 1) / (end - begin)
             along = start + (stop - start) * min(1.0, max(0.0, done))
-            return (beside, along) if axis else (along, beside)
+            return (across, along) if axis else (along, across)
 
         places = pasting.places(FRAMES, (width, height), aspect, path, lambda time: size)
         regions = [

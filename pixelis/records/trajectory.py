@@ -87,8 +87,8 @@ class Observation(Record):
     @property
     def _shams(self) -> list[float]:
         """Of the shams that take the evidence away: from elsewhere pictures do, where a text tells of another thing."""
-        misleading = {REAL, MISLEADING} | ({ELSEWHERE} if self.text else set())
-        return [value for kind, value in self.answer_log_probs.items() if kind not in misleading]
+        others = {REAL, MISLEADING} | ({ELSEWHERE} if self.text else set())
+        return [value for kind, value in self.answer_log_probs.items() if kind not in others]
 
 
 class Turn(Record):

@@ -50,7 +50,7 @@ def _segment(sample: Sample, region: Region) -> dict[str, Any]:
 
 def colour_at(sample: Sample) -> Demonstration:
     """The colour of the thing at a point, measured inside its outline."""
-    region, value = _evenly(sample, sample.regions, COLOURS, lambda region: _colour(sample, region))
+    region, value = _pick_evenly(sample, sample.regions, COLOURS, lambda region: _colour(sample, region))
     segmented = _segment(sample, region)
     measured = sample.properties(segmented, region, "color", "colour")["color.name"]
     sample.check(measured == value, "measure_differs")
@@ -73,7 +73,7 @@ def size_at(sample: Sample) -> Demonstration:
 
 def _of_some_size(sample: Sample) -> tuple[Region, str]:
     """A thing and its category of size."""
-    return _evenly(sample, sample.regions, SIZES, lambda region: _clear_size(_share(sample, region)))
+    return _pick_evenly(sample, sample.regions, SIZES, lambda region: _clear_size(_share(sample, region)))
 
 
 def _share(sample: Sample, region: Region) -> float:
@@ -91,12 +91,12 @@ def _clear_size(share: float) -> str | None:
     return size if size == other else None
 
 
-def _evenly(
+def _pick_evenly(
     sample: Sample, regions: Sequence[Region], values: Sequence[T], value: Callable[[Region], T | None]
 ) -> tuple[Region, T]:
-    """A region whose value is one of ``values`` drawn first, so that the most frequent answer is no good guess."""
-    wanted = sample.pick(values)
-    return sample.pick([region for region in regions if value(region) == wanted]), wanted
+    """A region whose value is one of ``values`` drawn first, so that rare answers are asked for more often than they occur."""
+    target = sample.pick(values)
+    return sample.pick([region for region in regions if value(region) == target]), target
 
 
 def share_at(sample: Sample) -> Demonstration:
@@ -111,7 +111,7 @@ def share_at(sample: Sample) -> Demonstration:
 
 def corners_at(sample: Sample) -> Demonstration:
     """The number of corners of the drawn shape at a point."""
-    region, corners = _evenly(
+    region, corners = _pick_evenly(
         sample, sample.regions, (3, 4), lambda region: details.CORNERS.get(region.label)
     )
     segmented = _segment(sample, region)
