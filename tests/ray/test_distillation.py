@@ -18,7 +18,8 @@ RUN = (
 )
 
 
-@pytest.mark.parametrize("context", ["answer", pytest.param("feedback", marks=pytest.mark.long)])
+@pytest.mark.long  # tests/unit/policy/test_teacher_advantages.py: what a teacher teaches, and what is refused
+@pytest.mark.parametrize("context", ["answer", "feedback"])
 def test_a_self_teacher_with_more_to_see_teaches_without_rewards(
     context: str,
     ray_cluster: None,
@@ -41,7 +42,7 @@ def test_a_self_teacher_with_more_to_see_teaches_without_rewards(
     assert "The answer is" not in saved, "only the teacher's copy of a trajectory has the answer"
 
 
-@pytest.mark.long  # tests/unit/policy/test_teacher_advantages.py: its log-probabilities, and what is refused
+@pytest.mark.long
 def test_another_model_teaches_beside_rewards(ray_cluster: None, tmp_path: Path) -> None:
     keys = ["policy.model=nano", "rft.steps=1", "rft.prompts_per_step=4", "rft.group_size=2"]
     rft.start(load(None, [*keys, f"run.dir={tmp_path}", "rft.teacher.model=nano"]))
