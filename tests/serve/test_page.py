@@ -174,9 +174,7 @@ def test_turns_arrive_one_after_another_and_are_drawn(deployed: Deployed, opened
     assert statuses == ["answers 7", "answers 8", "answers 7", "answers 7"]
     assert "majority" in page.locator(".verdict .facts").first.inner_text()
     winner = page.locator(".sample.winner")
-    assert (
-        winner.locator(".use").inner_text() == "This decided the answer: 9 times likelier than without it."
-    )
+    assert winner.locator(".use").inner_text() == "This decided the answer: 9 times likelier than without it."
     assert page.locator(".use").count() == 1
     assert winner.locator(".action").first.inner_text() == "Turn 1 calls zoom_in on img0"
     assert "[0.25, 0.25, 0.75, 0.75]" in winner.locator(".arguments").inner_text()
