@@ -25,10 +25,8 @@ def looking(groups: Sequence[Group]) -> dict[str, Any]:
     others; ``operations``: n, mean and sham of each, ``bar``: the percentile of the shams' uses, and ``unused``:
     share of the calls below it; ``unused`` of all: share below the bars of their operations.
     """
-    by_question, by_operation = (
-        defaultdict[str, list[Observation]](list),
-        defaultdict[str, list[Observation]](list),
-    )
+    by_question = defaultdict[str, list[Observation]](list)
+    by_operation = defaultdict[str, list[Observation]](list)
     losses = defaultdict[str, list[float]](list)
     for group in groups:
         for trajectory in group.trajectories:

@@ -25,6 +25,7 @@ QUARTERS: dict[str, Box] = {
 T = TypeVar("T")
 SIZES = ("tiny", "small", "medium", "large")
 COLOURS = tuple(name for name in colours.NAMES if name != "beige")
+"""Answers that are asked for equally often, as far as pictures have them."""
 CLEAR = 1.2
 """Factor that a share of the picture is away from the next size."""
 
@@ -94,7 +95,7 @@ def _clear_size(share: float) -> str | None:
 def _pick_evenly(
     sample: Sample, regions: Sequence[Region], values: Sequence[T], value: Callable[[Region], T | None]
 ) -> tuple[Region, T]:
-    """A region whose value is one of ``values`` drawn first, so that rare answers are asked for more often than they occur."""
+    """A region with its value, which is drawn first: rare answers are asked for more often than they occur."""
     target = sample.pick(values)
     return sample.pick([region for region in regions if value(region) == target]), target
 
