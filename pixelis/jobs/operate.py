@@ -18,7 +18,7 @@ is what a policy reads, with coordinates in 0..1000.
 examples:
   pixelis operate photo.jpg zoom_in '{"box": [0.1, 0.2, 0.4, 0.5]}'
   pixelis operate photo.jpg segment_object_at '{"point": [0.5, 0.6]}' toolbox.segmenter=facebook/sam-vit-base
-  pixelis operate photo.jpg get_properties '{"object": "3f9ac1d2"}' --after RESULT.json
+  pixelis operate photo.jpg get_properties '{"object": "3f9ac"}' --after RESULT.json
   pixelis operate clip.mp4 track_object '{"box": [0.2, 0.3, 0.4, 0.6], "end": 90}'
   pixelis operate clip.mp4 read_text --frame 45
 

@@ -36,6 +36,11 @@ class OperationArguments(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+def object_id(key: str) -> str:
+    """A short id that a policy can copy without a mistake: five hexadecimal digits of a hash of ``key``."""
+    return hashlib.sha256(key.encode()).hexdigest()[:5]
+
+
 @dataclass(frozen=True)
 class Target:
     """The full-resolution media of an action: a picture, a clip, or a region of a picture or frame.
@@ -90,9 +95,8 @@ class Target:
         return left / width, top / height, right / width, bottom / height
 
     def record(self, key: str, **values: Any) -> dict[str, Any]:
-        """An object found here, as in ``data["objects"]``; its id is a hash of ``key``."""
-        id = hashlib.sha256(key.encode()).hexdigest()[:8]
-        return {"id": id, "kind": "object", "root": self.root, "frame": self.frame, **values}
+        """An object found here, as in ``data["objects"]``; its id is from ``key``."""
+        return {"id": object_id(key), "kind": "object", "root": self.root, "frame": self.frame, **values}
 
     def to_root(self, box: Box) -> Box:
         """Convert a box of the target to a box of the whole picture or frame."""

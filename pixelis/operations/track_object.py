@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from pixelis.operations.operation import (
     Scene,
     Target,
     View,
+    object_id,
 )
 from pixelis.operations.segment_object_at import segment
 from pixelis.operations.video import Clip
@@ -192,7 +192,7 @@ def _describe(track: Track, status: str, clip: Clip, root: str, first: int) -> d
     ends = [(track.frames[i], boxes[i]) for i in ((0, -1) if first == track.frames[0] else (-1, 0))]
     key = " ".join(f"{frame} {box}" for frame, box in ends)
     return {
-        "id": hashlib.sha256(f"{root} {key}".encode()).hexdigest()[:8],
+        "id": object_id(f"{root} {key}"),
         "root": root,
         "status": status,
         "frames": track.frames,
