@@ -86,12 +86,11 @@ def _moment(item: Item) -> Question:
         aspect = cut_out.mask.shape[1] / cut_out.mask.shape[0]
         size = min(0.4 * height, 0.4 * width / aspect)
         margins = size * aspect / 2 / width + 0.02, size / 2 / height + 0.02
-        across, middle = float(rng.uniform(0.3, 0.7)), float(rng.uniform(0.4, 0.6))
+        across, first = float(rng.uniform(0.3, 0.7)), float(rng.random())
         backward, axis = rng.random() < 0.5, int(rng.integers(2))
-        # An object that leaves starts in the middle of the frame and ends beyond its border.
-        start, stop = (
-            (middle, 1 + margins[axis]) if happening == "exit" else (margins[axis], 1 - margins[axis])
-        )
+        # Where it starts does not tell whether it stops before the opposite border or beyond it.
+        start = margins[axis] + first * (0.5 - margins[axis])
+        stop = 1 + margins[axis] if happening == "exit" else 1 - margins[axis]
         if backward:
             start, stop = 1 - start, 1 - stop
 

@@ -23,9 +23,11 @@ QUARTERS: dict[str, Box] = {
     for across, x in (("left", 0.0), ("right", 0.5))
 }
 T = TypeVar("T")
-SIZES = ("tiny", "small", "medium", "large")
+SIZES = ("tiny", "tiny", "small", "medium", "medium", "large")
 COLOURS = tuple(name for name in colours.NAMES if name != "beige")
-"""Answers that are asked for equally often, as far as pictures have them."""
+CORNERS = (0, 0, 0, 3, 3, 4)
+"""Answers to draw from, so that they are asked for about equally often: most things are small, and the measured
+outlines of circles and triangles seldom have the annotated number of corners."""
 CLEAR = 1.2
 """Factor that a share of the picture is away from the next size."""
 
@@ -113,7 +115,7 @@ def share_at(sample: Sample) -> Demonstration:
 def corners_at(sample: Sample) -> Demonstration:
     """The number of corners of the drawn shape at a point."""
     region, corners = _pick_evenly(
-        sample, sample.regions, (3, 4), lambda region: details.CORNERS.get(region.label)
+        sample, sample.regions, CORNERS, lambda region: details.CORNERS.get(region.label)
     )
     segmented = _segment(sample, region)
     measured = sample.properties(segmented, region, "shape", "shape")["shape.corners"]
