@@ -75,8 +75,7 @@ def create_app(state: GatewayState) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: GatewayState = app.state.gateway
     tasks = [
-        asyncio.create_task(work(state))
-        for work in (_report_health, _publish, _follow_generators, _sweep_files)
+        asyncio.create_task(work(state)) for work in (_report_health, _publish, _follow_size, _sweep_files)
     ]
     yield
     for task in tasks:
@@ -100,15 +99,25 @@ async def _sweep_files(state: GatewayState) -> None:
         await asyncio.sleep(SWEEP_S)
 
 
-async def _follow_generators(state: GatewayState) -> None:
-    """Use the generators that the scaler lists, and admit as many requests as they can decode."""
-    config, backends = state.config, state.agent.backends
-    while backends.scaler is not None:
+async def _follow_size(state: GatewayState) -> None:
+    """Use the generators that the scaler lists, and admit this replica's share of what they can decode."""
+    config, backends, generators = state.config, state.agent.backends, None
+    scales = config.serve.max_replicas is not None
+    while backends.scaler is not None or scales:
         with contextlib.suppress(RayError, InfraFailure, TimeoutError):  # it may be restarting
             async with asyncio.timeout(ACTOR_TIMEOUT_S):
-                names = await follow(state.agent.router, backends.scaler, backends.namespace)
-            state.admission.resize(*admission_limits(config, len(names)))
+                if backends.scaler is not None:
+                    generators = len(await follow(state.agent.router, backends.scaler, backends.namespace))
+                replicas = await asyncio.to_thread(live_replicas) if scales else None
+            state.admission.resize(*admission_limits(config, generators, replicas))
         await asyncio.sleep(POLL_S)
+
+
+def live_replicas() -> int:
+    """How many replicas the deployment of this process's own replica has."""
+    context = serve.get_replica_context()
+    deployments = serve.status().applications[context.app_name].deployments
+    return max(1, deployments[context.deployment].replica_states.get("RUNNING", 0))
 
 
 async def _report_health(state: GatewayState) -> None:

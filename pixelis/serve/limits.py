@@ -24,15 +24,17 @@ MAX_CLIENTS = 10_000
 """Clients tracked at once; the one idle for longest is dropped first."""
 
 
-def running_limit(config: Config, generators: int | None = None) -> int:
+def running_limit(config: Config, generators: int | None = None, replicas: int | None = None) -> int:
     """Requests of a replica that the generators can decode at once."""
     requests = (generators or config.engine.workers) * config.engine.max_num_seqs // config.serve.samples
-    return max(1, -(-requests // (config.serve.replicas or 1)))
+    return max(1, -(-requests // (replicas or config.serve.replicas or 1)))
 
 
-def admission_limits(config: Config, generators: int | None = None) -> tuple[int, int, int]:
+def admission_limits(
+    config: Config, generators: int | None = None, replicas: int | None = None
+) -> tuple[int, int, int]:
     """Requests that run, that may wait, and that may wait in the first seconds of an overload."""
-    running, most = running_limit(config, generators), config.serve.max_queue
+    running, most = running_limit(config, generators, replicas), config.serve.max_queue
     return running, most or running, most or BURST * running
 
 

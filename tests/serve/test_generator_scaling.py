@@ -25,6 +25,7 @@ from pixelis.actors.generator_scaler import GeneratorScaler, Scaling
 from pixelis.config import load
 from pixelis.serve import app
 from pixelis.serve.agent_types import Backends
+from pixelis.serve.gateway import live_replicas
 from pixelis.telemetry import events
 
 MOST, CALLERS = 3, 24
@@ -171,3 +172,20 @@ def test_generators_scale_with_the_load_and_back(
     assert [row["generators"] for row in events.read(tmp_path, events.JOINED)] == [2, 3]
     assert [row["generators"] for row in events.read(tmp_path, events.LEFT)] == [2, 1]
     record_figures(grown_s=grown_s, shrunk_s=shrunk_s, requests=sum(statuses.values()))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_gateway_knows_how_many_share_the_generators(deployed: Deployed) -> None:
+    @serve.deployment(num_replicas=2, ray_actor_options={"num_cpus": 0})
+    class Counted:
+        async def count(self) -> int:
+            return await asyncio.to_thread(live_replicas)
+
+    try:
+        handle = serve.run(Counted.bind(), name="counted", route_prefix=None)
+        assert until(lambda: handle.count.remote().result() == 2)
+        serve.run(Counted.options(num_replicas=1).bind(), name="counted", route_prefix=None)
+        assert until(lambda: handle.count.remote().result() == 1)
+    finally:
+        serve.delete("counted")

@@ -73,6 +73,7 @@ def test_gateways_share_the_requests_that_the_generators_can_decode() -> None:
     two = load(None, ["engine.max_num_seqs=64", "serve.samples=8", "serve.replicas=2"])
     assert (running_limit(one), running_limit(two)) == (8, 4)
     assert running_limit(two, 3) == 12
+    assert running_limit(one, 3, replicas=2) == 12
 
 
 def test_a_port_in_use_names_the_fix() -> None:
