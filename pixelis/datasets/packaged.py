@@ -73,7 +73,8 @@ def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
     own, corrupted = OPTIONS.get(name, ()), () if name == "clips" else ("corruption", "severity")
     options = parse_options(source, ("split", "count", "seed", "folder", *own, *corrupted))[1]
     count, seed = whole_option(source, options, "count", 200), whole_option(source, options, "seed", 0)
-    known = {"split": SPLITS, "level": LEVELS, "shift": SHIFTS, "event": EVENTS}
+    shifts = SHIFTS if name == "text" else cards.SHIFTS
+    known = {"split": SPLITS, "level": LEVELS, "shift": shifts, "event": EVENTS}
     for option, values in known.items():
         if unknown := set(filter(None, options.get(option, "").split(","))) - set(values):
             raise BadInput(f"{source}: unknown {option} {min(unknown)!r}", fix=f"use {', '.join(values)}")
@@ -144,8 +145,9 @@ def digits(item: Item) -> Question:
     if item.options.get("clip", "no") != "no":
         return _digits_clip(item)
     level = item.options.get("level") or LEVELS[item.index % len(LEVELS)]
-    uri = cards.picture_uri(item.split, item.seed, item.index, corruption=item.corruption)
-    scene = cards.scene_of(item.split, item.seed, item.index)
+    shift = item.options.get("shift", "")
+    uri = cards.picture_uri(item.split, item.seed, item.index, shift, corruption=item.corruption)
+    scene = cards.scene_of(item.split, item.seed, item.index, shift)
     left, top, side = 0, 0, cards.PICTURE
     if level == "simple":
         # Cards are 24 pixels apart, so that no other is visible
@@ -173,7 +175,10 @@ def _digits_clip(item: Item) -> Question:
     """
     sizes = "1" if item.index % 2 else str(cards.MAX_SIZE)
     seconds = range(cards.CLIP_SECONDS)
-    frames = [cards.picture_uri(item.split, item.seed, item.index, second=n, sizes=sizes) for n in seconds]
+    shift = item.options.get("shift", "")
+    frames = [
+        cards.picture_uri(item.split, item.seed, item.index, shift, second=n, sizes=sizes) for n in seconds
+    ]
     regions = [
         Region(
             id=f"r{number}-{second}",
@@ -185,7 +190,7 @@ def _digits_clip(item: Item) -> Question:
         )
         for second in seconds
         for number, card in enumerate(
-            cards.scene_of(item.split, item.seed, item.index, second=second, sizes=sizes).cards
+            cards.scene_of(item.split, item.seed, item.index, shift, second, sizes).cards
         )
     ]
     media = Media(id="vid0", kind="video", frames=frames, fps=1.0)
@@ -311,4 +316,9 @@ SOURCES: dict[str, Callable[[Item], Question]] = {
     "photos": photos,
     "clips": clips,
 }
-OPTIONS = {"clips": ("event",), "digits": ("level", "clip"), "shapes": ("pairs",), "text": ("shift",)}
+OPTIONS = {
+    "clips": ("event",),
+    "digits": ("level", "clip", "shift"),
+    "shapes": ("pairs",),
+    "text": ("shift",),
+}

@@ -7,9 +7,11 @@ stage.
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +34,8 @@ from pixelis.jobs import evaluate, evaluation_arms, rft, serve, sft, synthesize
 from pixelis.jobs.driver import hardware, job, run_folder
 from pixelis.jobs.watch import watch
 from pixelis.operations.image import png_url
+from pixelis.operations.pictures import write_film
+from pixelis.operations.video import Clip
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
 from pixelis.records import Question
@@ -83,7 +87,15 @@ def with_own_data(config: Config) -> Config:
         synthesize.run(stage(config, split).changed({"synthesis": own}))
     train, test = (str(folder / split / "samples") for split in ("train", "test"))
     demonstrations = f"{train}?direct={config.data.direct_share}"
-    return config.changed({"data.train": train, "data.demonstrations": demonstrations, "data.evaluate": test})
+    return config.changed(
+        {
+            "data.train": train,
+            "data.demonstrations": demonstrations,
+            "data.evaluate": test,
+            # A candidate must not unlearn an operation that the traffic does not need.
+            "evolution.canary.questions": train,
+        }
+    )
 
 
 class Quickstart:
@@ -149,7 +161,6 @@ class Quickstart:
         online = stage(self.config, "evolve", adapter=adapter, checkpoint_every=1)
         # What changes is the look of the pictures
         online = online.changed({"policy.lora.vision_tower": True, "run.resume": False})
-        held_out = f"cards:?split=test&seed=8&shift={q.shift}"
         # An earlier run's memory would contain these very pictures.
         shutil.rmtree(Path(online.run.dir) / "memory", ignore_errors=True)
         with run_folder(online), serve.serving(online, actors) as (url, backend):
@@ -166,7 +177,7 @@ class Quickstart:
                 learning = background.submit(serve.evolve, online, actors, evolution)
                 try:
                     before = evaluate.measure(
-                        online, actors, "shift-before", self.policies["rft"], source=held_out
+                        online, actors, "shift-before", self.policies["rft"], source=q.held_out
                     )
                     while not ray.get(evolution.stats.remote())["learning"]:
                         if learning.done():
@@ -177,9 +188,11 @@ class Quickstart:
                 finally:
                     ray.get(evolution.stop.remote())
             self.policies["evolved"] = newest(actors, "evolve", default=self.policies["rft"])
-            after = evaluate.measure(online, actors, "shift-after", self.policies["evolved"], source=held_out)
+            after = evaluate.measure(
+                online, actors, "shift-after", self.policies["evolved"], source=q.held_out
+            )
         self.shift = {
-            "name": q.shift,
+            "traffic": q.traffic,
             "before": before.summary,
             "after": after.summary,
             "after_minus_before": paired_bootstrap(after.correct, before.correct, seed=self.config.run.seed),
@@ -203,9 +216,7 @@ class Quickstart:
             self.correct.append(canonical(reply["answer"] or "") == canonical(reply["truth"]))
 
         def run() -> dict[str, int]:
-            questions = read_questions(
-                f"cards:?split=validation&seed=9&shift={q.shift}", limit=q.stream, epochs=1
-            )
+            questions = read_questions(q.traffic, limit=q.stream, epochs=1)
             with ThreadPoolExecutor(CLIENTS) as pool:
                 list(pool.map(send, questions))
             ray.get(evolution.drain.remote())
@@ -280,7 +291,7 @@ class Quickstart:
         before, after, gain = self.shift["before"], self.shift["after"], self.shift["after_minus_before"]
         low, high = gain["ci95"]
         print(
-            f"\n`{self.shift['name']}` pictures: {100 * before['accuracy']:.1f} % before, "
+            f"\nchanged pictures: {100 * before['accuracy']:.1f} % before, "
             f"{100 * after['accuracy']:.1f} % after "
             f"{self.shift['updates']} updates from {self.shift['requests']} unlabelled requests: "
             f"{100 * gain['mean']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]\n"
@@ -300,9 +311,11 @@ def newest(actors: placement.Actors, kind: str, default: int = 0) -> int:
 
 def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
     """The reply of the served agent and the truth, which is not sent. InfraFailure without an answer."""
-    picture = open_media(question.media[0], ToolboxConfig())
-    assert isinstance(picture, np.ndarray)
-    body = {"question": question.question, "image": png_url(picture, compress_level=1), "learn": learn}
+    media = open_media(question.media[0], ToolboxConfig())
+    shown = (
+        {"video": film_url(media)} if isinstance(media, Clip) else {"image": png_url(media, compress_level=1)}
+    )
+    body = {"question": question.question, "learn": learn, **shown}
     for attempt in range(ATTEMPTS):
         time.sleep(attempt)
         # A proxy does not reach this machine
@@ -315,6 +328,13 @@ def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
             fix="if the machine is busy with other work, run the command again: it resumes",
         )
     return {**reply.json(), "truth": question.answers[0] if question.answers else None}
+
+
+def film_url(clip: Clip) -> str:
+    """A clip as a data URL."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_film(Path(folder) / "clip", clip.frames(range(len(clip.times))), clip.times.tolist())
+        return "data:video/mp4;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
 
 
 if __name__ == "__main__":
