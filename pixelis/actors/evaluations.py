@@ -21,7 +21,7 @@ from pixelis.datasets.labels import Labels
 from pixelis.datasets.questions import read_questions, require_text
 from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import DataFailure
-from pixelis.evaluation.looking import looking
+from pixelis.evaluation.looking import looking, spread
 from pixelis.evaluation.metrics import evaluation_metrics, summarise
 from pixelis.records import Group, Question
 from pixelis.telemetry import diagnosis, events
@@ -122,9 +122,7 @@ class Evaluations:
             raise DataFailure(f"{source} has no questions", fix="check data.evaluate")
         self.finished[name] = 0
         e, d = self.config.evaluate, self.config.dialogue
-        # Evenly spread: the first of a set are often of one kind
-        total, looks = len(questions), min(e.causal_use, len(questions))
-        places = {i * total // looks for i in range(looks)}
+        measured = spread(e.causal_use, len(questions))
         streams = {f"{name}-seed{seed}": seed * SEED_STRIDE & 0x7FFFFFFF for seed in seeds} or {
             name: self.config.run.seed
         }
@@ -141,7 +139,7 @@ class Evaluations:
                     sampling,
                     operations,
                     d.max_turns_test,
-                    causal_use=number in places,
+                    causal_use=number in measured,
                 )
                 async with gate:
                     scored = await self.rollouts.episodes(request, reserved=reserved)

@@ -17,6 +17,12 @@ PERCENTILE = 95
 """Of the uses of an operation's shams: a call below it did not decide its answer."""
 
 
+def spread(count: int, total: int) -> set[int]:
+    """Numbers of ``count`` of ``total`` questions, evenly spread: the first of a set are often of one kind."""
+    count = min(count, total)
+    return {i * total // count for i in range(count)}
+
+
 def looking(groups: Sequence[Group]) -> dict[str, Any]:
     """Causal use in nats of the deciding calls, the last ones that were measured of their episodes; empty without any.
 

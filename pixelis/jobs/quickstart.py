@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 import shutil
 import sys
 import tempfile
@@ -253,7 +254,7 @@ class Quickstart:
                 key: self.reply[key] for key in ("answer", "truth", "confidence", "policy_version", "seconds")
             },
             "hardware": hardware(),
-            "command": "make quickstart",
+            "command": shlex.join(["pixelis", "quickstart", *sys.argv[1:]]),
         }
         result = self.folder / "summary.json"
         result.write_text(json.dumps(summary, indent=2), encoding="utf-8")
