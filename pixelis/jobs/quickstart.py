@@ -8,6 +8,7 @@ stage.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import shlex
 import shutil
@@ -217,7 +218,7 @@ class Quickstart:
             self.correct.append(canonical(reply["answer"] or "") == canonical(reply["truth"]))
 
         def run() -> dict[str, int]:
-            questions = read_questions(q.traffic, limit=q.stream, epochs=1)
+            questions = itertools.islice(read_questions(q.traffic, self.config.run.seed, epochs=1), q.stream)
             with ThreadPoolExecutor(CLIENTS) as pool:
                 list(pool.map(send, questions))
             ray.get(evolution.drain.remote())
