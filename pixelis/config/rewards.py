@@ -65,6 +65,8 @@ class RewardWeightsConfig(Section):
     """weight of the tool penalties, at most 0 (Pixelis)"""
     causal_use: float = 0.0
     """weight of what a right answer owes to its calls, 0..1 (docs/looking.md)"""
+    dual_iou: float = 0.0
+    """weight of how well the regions that a right answer's calls showed match the annotated ones, 0..1 (TreeVGR)"""
     environment: float = 0.0
     """weight of the sum of the rewards that the question's environment gave"""
 
@@ -77,6 +79,7 @@ LABELLED = (
     "unrepaired_error_zero",
     "length",
     "causal_use",
+    "dual_iou",
 )
 """Terms that compare an answer with the question's truths."""
 PENALTIES = ("efficiency", "tool_penalty", "tool_misuse", "unrepaired_error_zero", "overlong", "wrong")

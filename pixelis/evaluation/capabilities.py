@@ -16,7 +16,7 @@ from pixelis.errors import BadInput, OperationError
 from pixelis.evaluation.metrics import interval_of
 from pixelis.evaluation.tracking import TrackingScores
 from pixelis.operations import masks
-from pixelis.operations.geometry import chain, to_root
+from pixelis.operations.geometry import place_of
 from pixelis.operations.operation import MADE
 from pixelis.records import Action, Box, Group, Observation, Record, Trajectory
 from pixelis.rewards.scorers import box_iou
@@ -82,11 +82,9 @@ def shown_place(call: Call) -> tuple[str, int | None, Box] | None:
     if not call.observation.images or call.observation.images[0].parent == MADE:
         return None
     try:
-        links = chain(call.trajectory.images, call.observation.images[0].id)
+        return place_of(call.trajectory.images, call.observation.images[0].id)
     except OperationError:
         return None
-    first = links[0]
-    return (first.id if first.frame is None else str(first.parent)), first.frame, to_root(links)
 
 
 def shows(place: tuple[str, int | None, Box] | None, truth: ExpectedCall) -> bool:

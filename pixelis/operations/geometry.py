@@ -100,6 +100,13 @@ def to_root(links: Sequence[ImageView], box: Box = WHOLE) -> Box:
     return box
 
 
+def place_of(images: Sequence[ImageView], view: str) -> tuple[str, int | None, Box]:
+    """Media id, frame and box of the question's own picture or frame that a view shows. Raises ``bad_target``."""
+    links = chain(images, view)
+    first = links[0]
+    return (first.id if first.frame is None else str(first.parent)), first.frame, to_root(links)
+
+
 def to_pixels(box: Box, width: int, height: int) -> tuple[int, int, int, int]:
     """Pixel edges of a box of a width x height picture, each rounded to the nearest. Raises ``too_small``."""
     is_empty = box[0] == box[2] or box[1] == box[3]

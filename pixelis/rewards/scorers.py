@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -275,6 +274,27 @@ def count(case: Case, services: Services) -> float:
     return float(_answer(case, number, services) in numbers)
 
 
+ACCEPTED_ERRORS = tuple(1 - (0.5 + 0.05 * i) for i in range(10))
+"""VSI-Bench's ten relative errors, 0.5, 0.45, ... 0.05, with the rounding of its code: 9 of 10 is above 0.1."""
+
+
+def mean_relative_accuracy(case: Case, services: Services) -> float:
+    """Share of the ACCEPTED_ERRORS that the relative error does not exceed (VSI-Bench, arXiv 2412.14171)."""
+
+    def read(text: str) -> float | None:
+        measure = quantity(text)
+        return _finite(measure) if measure is not None else None
+
+    expected = [value for value in _truths(case, read, "is a number") if value > 0]
+    if not expected:
+        raise DataFailure(f"no truth of {list(case.truths)!r:.100} is above 0", code="truth_unparsable")
+    value = _answer(case, read, services)
+    if value is None:
+        return 0.0
+    error = min(abs(value - truth) / truth for truth in expected)
+    return sum(error <= accepted for accepted in ACCEPTED_ERRORS) / len(ACCEPTED_ERRORS)
+
+
 # Sequences of functions
 
 _TRIPLE = re.compile(r"\b(\w+)\((\w+),\s*'?(\w+)'?\)")
@@ -325,17 +345,16 @@ def _match(triples: list[Triple], expected: list[Triple], credit: Sequence[float
 # Boxes
 
 
+_SIDE = r"\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*"
+_BOX = re.compile(rf"\[{_SIDE},{_SIDE},{_SIDE},{_SIDE}\]", re.ASCII)
+
+
 def read_box(text: str) -> tuple[float, float, float, float] | None:
-    """The box of a text ``[x0, y0, x1, y1]`` with x0 < x1 and y0 < y1, else None."""
-    try:
-        value = json.loads(clean(text))
-    except (ValueError, RecursionError):
+    """The only box ``[x0, y0, x1, y1]`` of a text, with x0 < x1 and y0 < y1; None without one, or for several."""
+    boxes = {tuple(map(float, sides)) for sides in _BOX.findall(clean(text))}
+    if len(boxes) != 1:
         return None
-    if not isinstance(value, list) or len(value) != 4:
-        return None
-    if not all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < 1e9 for v in value):
-        return None
-    x0, y0, x1, y1 = map(float, value)
+    x0, y0, x1, y1 = boxes.pop()
     return (x0, y0, x1, y1) if x0 < x1 and y0 < y1 else None
 
 
@@ -352,6 +371,11 @@ def iou(case: Case, services: Services) -> float:
     boxes = _truths(case, read_box, "is a box")
     answer = _answer(case, read_box, services)
     return 0.0 if answer is None else max(box_iou(answer, box) for box in boxes)
+
+
+def iou_50(case: Case, services: Services) -> float:
+    """1.0 when the IoU is at least 0.5, the accuracy of RefCOCO."""
+    return float(iou(case, services) >= 0.5)
 
 
 # Slow scorers
@@ -432,12 +456,14 @@ SCORERS: dict[str, Scorer] = {
     "pixel_reasoner": pixel_reasoner,
     "numeric_band": _by_text(numeric_band),
     "count": count,
+    "mean_relative_accuracy": mean_relative_accuracy,
     "func_seq": _by_text(func_seq),
     "func_seq_eval": _by_text(func_seq, unique=False),
     "func_seq_full": _by_text(func_seq, credit=FULL_ONLY),
     "func_seq_penalty": _by_text(func_seq, credit=PENALTY),
     "anls": _by_text(anls),
     "iou": iou,
+    "iou_50": iou_50,
     "cer": _by_text(cer),
     "judge": judged,
     "math_judge": math_judged,
@@ -447,7 +473,7 @@ SCORERS: dict[str, Scorer] = {
 }
 LOWEST = {"func_seq_penalty": -0.5}
 GRADED = {name for name in SCORERS if name.startswith("func_seq")}
-GRADED |= {"partial", "numeric_band", "anls", "iou", "cer", "mm_vet"}
+GRADED |= {"partial", "numeric_band", "mean_relative_accuracy", "anls", "iou", "cer", "mm_vet"}
 """Scorers with values between right and wrong."""
 JUDGED = {"judge", "math_judge", "mm_vet"}
 SLOW = JUDGED | {"math", "pixel_reasoner"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import re
@@ -12,13 +13,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from pixelis.config import RewardsConfig
-from pixelis.errors import DataFailure, PixelisError
+from pixelis.errors import DataFailure, OperationError, PixelisError
+from pixelis.operations.geometry import place_of
 from pixelis.records import Group, Question, StopReason, Trajectory, Turn
 from pixelis.rewards import coherence as sequences
 from pixelis.rewards.equality import Equality, classes, spellings
 from pixelis.rewards.extraction import answers_of
 from pixelis.rewards.formats import FORMATS, PUNISHING, completion, has_box
-from pixelis.rewards.scorers import GRADED, LOWEST, SCORERS, SLOW, case_of, exact, find_scorer
+from pixelis.rewards.scorers import GRADED, LOWEST, SCORERS, SLOW, box_iou, case_of, exact, find_scorer
 from pixelis.rewards.services import OVERALL, Services, finite, shared_services
 
 if TYPE_CHECKING:
@@ -314,6 +316,28 @@ def causal_use(trajectory: Trajectory, context: Context) -> float:
     return math.fsum(min(max(use, 0.0), 1.0) for use in uses) / max(1, len(uses))
 
 
+def dual_iou(trajectory: Trajectory, context: Context) -> float:
+    """Mean of recall and precision of the viewed regions in IoU, for a score above 0.5 (TreeVGR, arXiv 2507.07999).
+
+    Recall: the mean over annotated regions of the best IoU of a view; precision: over views, of a region.
+    """
+    notes = context.question.annotations
+    if notes is None or not notes.regions:
+        raise DataFailure("the question has no annotated regions", code="no_regions")
+    if context.score(trajectory) <= 0.5:
+        return 0.0
+    truths = [(region.media, region.frame, region.box) for region in notes.regions]
+    shown = []
+    for view in (view for o in trajectory.observations for view in o.images if view.box is not None):
+        with contextlib.suppress(OperationError):  # of a picture that was made
+            shown.append(place_of(trajectory.images, view.id))
+    if not shown:
+        return 0.0
+    overlaps = [[box_iou(a[2], b[2]) if a[:2] == b[:2] else 0.0 for b in shown] for a in truths]
+    recall, precision = map(max, overlaps), map(max, zip(*overlaps, strict=True))
+    return 0.5 * (math.fsum(recall) / len(truths) + math.fsum(precision) / len(shown))
+
+
 def environment(trajectory: Trajectory, context: Context) -> float:
     """Sum of the rewards of the question's environment."""
     rewards = (o.data.get("reward", 0.0) for o in trajectory.observations)
@@ -345,6 +369,7 @@ TERMS: dict[str, Term] = {
     "curiosity_dynamics": Term(curiosity_dynamics, 0.0, 1.0),
     "tool_misuse": Term(tool_misuse, -INFINITE, 0.0),
     "causal_use": Term(causal_use, 0.0, 1.0),
+    "dual_iou": Term(dual_iou, 0.0, 1.0),
     "environment": Term(environment, -INFINITE, INFINITE),
 }
 """Terms by their name in ``rewards.weights``."""

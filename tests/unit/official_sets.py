@@ -438,6 +438,58 @@ def hrbench(truth: str) -> Files:
     return {"hr_bench_4k.tsv": lines(*("\t".join(row) for row in rows))}
 
 
+def picture(width: int, height: int = 10) -> dict[str, Any]:
+    """An image as `datasets` keeps it in parquet."""
+    return {"bytes": png(width, height), "path": None}
+
+
+@official("cvbench?split=3d", "(B)", "(A)")
+def cvbench(truth: str) -> Files:
+    row = {"idx": 7, "type": "3D", "task": "Depth", "source": "Omni3D", "answer": truth}
+    row |= {"prompt": "Which is nearer?\n(A) the cup\n(B) the pen", "image": picture(20)}
+    return {"test_3d.parquet": parquet([row, row | {"idx": 8, "answer": None}])}
+
+
+@official("mme_realworld?split=lite", "B", "E")
+def mme_realworld(truth: str) -> Files:
+    row = {"Question_id": "perception/monitoring/counting/0310", "Image": "a.png", "Text": "How many cars?"}
+    row |= {"Answer choices": ["(A) 1", "(B) 2", "(C) 3", "(D) 4", "(E) The image does not show it."]}
+    row |= {"Ground truth": truth, "Category": "counting", "Subtask": "Monitoring", "Task": "Perception"}
+    rows = [row, row | {"Question_id": "x", "Image": "../a.png"}]
+    full = row | {"Image": "monitoring_images/b.jpg"}
+    return {"data/MME-RealWorld-Lite.json": rows, "data/imgs": None, "MME_RealWorld.json": [full]}
+
+
+@official("treebench", "C", "A")
+def treebench(truth: str) -> Files:
+    seen = base64.b64encode(png(100, 50)).decode()
+    header = ["index", "image", "question", "multi-choice options", "answer", "category", "target_instances"]
+    options, boxes = '"A. left \nB. right\nC. front"', "[[10.0, 10.0, 30.0, 40.0], [90, 40, 120, 60], [5, 5]]"
+    row = ["0", seen, "Where is it?", options, truth, "Reasoning/Ordering", f'"{boxes}"']
+    rows = [header, row, ["1", seen, "Where?", options, "A", "Perception/OCR", "nowhere"]]
+    return {"TreeBench.tsv": lines(*("\t".join(row) for row in rows))}
+
+
+@official("zoombench", "C", "B")
+def zoombench(truth: str) -> Files:
+    row = {"id": "z1", "query": "How many lamps?\n(A) 0\n(B) 2\n(C) 1", "response": truth}
+    row |= {"image": picture(100, 50), "crop_image": picture(20), "question_type": "counting"}
+    opened = row | {"id": "z2", "query": "What does it say?", "response": "Exit 7"}
+    return {"data/test.parquet": parquet([row, opened])}
+
+
+@official("o3bench", "D", "A")
+def o3bench(truth: str) -> Files:
+    row = {"file_name": "images/map/a.jpg", "subset": "map", "question": "Which exit?", "answer": truth}
+    row |= {
+        "options": "A. 1\nB. 2\nC. 3\nD. 4\nE. 5\nF. No right choice",
+        "explanation": f"[layout 2] {truth}",
+    }
+    layouts = {str(i): {"layout_id": i, "bbox": [10.0 * i, 0.0, 50.0, 50.0]} for i in (1, 2)}
+    row |= {"target_layouts": [2, 3], "layout_infos": layouts, "img_width": 100, "img_height": 50}
+    return {"test/metadata.jsonl": lines(row, row | {"options": None})}
+
+
 @official("tallyqa", "3", "7")
 def tallyqa(truth: str) -> Files:
     row = {"image": "VG_100K/1.jpg", "question": "How many cups?", "question_id": 5, "issimple": False}
@@ -452,6 +504,27 @@ def superclevr(truth: str) -> Files:
         {**row, "question_index": 1, "answer": "red"},
     ]
     return {"superCLEVR_questions_30k.json": {"info": {}, "questions": rows}, "images": None}
+
+
+@official("pope?split=popular", "yes", "no")
+def pope(truth: str) -> Files:
+    row = {
+        "question_id": 1,
+        "image": "COCO_val2014_000000016631.jpg",
+        "text": "Is there a person in the image?",
+    }
+    rows = [row | {"label": truth}, row | {"question_id": 2, "label": "maybe"}]
+    return {"coco_pope_popular.json": lines(*rows), "val2014": None}
+
+
+@official("vsibench?split=debiased", "B", "A")
+def vsibench(truth: str) -> Files:
+    row = {"id": 3, "dataset": "scannet", "scene_name": "scene0568_00", "ground_truth": truth}
+    row |= {"question_type": "object_rel_direction_hard", "question": "Where is the sofa?"}
+    row |= {"options": ["A. front-left", "B. back-right"]}
+    counted = {"id": 4, "question_type": "object_counting", "question": "How many chairs?", "options": None}
+    rows = [row, row | counted | {"ground_truth": "4"}, row | {"id": 5, "scene_name": "../x"}]
+    return {"test_debiased.parquet": parquet(rows), "test.jsonl": lines(row)}
 
 
 @official("mvbench?task=action_sequence", "Tidied.", "Ate.")
@@ -534,3 +607,71 @@ def scienceqa(truth: str) -> Files:
 def mmvet(truth: str) -> Files:
     row = {"imagename": "v1_0.png", "question": "What is x?", "answer": truth, "capability": ["ocr", "math"]}
     return {"mm-vet.json": {"v1_0": row, "v1_1": {**row, "answer": ""}}, "images": None}
+
+
+@official("mathvista", "1.5", "2.0")
+def mathvista(truth: str) -> Files:
+    about = {"task": "geometry problem solving", "skills": ["geometry reasoning"], "split": "testmini"}
+    row = {"pid": "1", "question": "How long?", "decoded_image": picture(20), "choices": None, "unit": "cm"}
+    row |= {"precision": 1.0, "answer": truth, "question_type": "free_form", "answer_type": "float"}
+    row |= {"image": "images/1.jpg", "metadata": about, "query": "Hint: ..."}
+    choice = {"question_type": "multi_choice", "answer_type": "text", "choices": ["Yes", "No"], "unit": None}
+    rows = [
+        row,
+        row | choice | {"pid": "2", "answer": "No"},
+        row | choice | {"pid": "3", "answer": "Maybe"},
+        row | choice | {"pid": "4", "answer": ""},
+        row | {"pid": "5", "answer_type": "integer", "unit": "", "precision": None, "answer": "7"},
+        row | {"pid": "6", "answer_type": "float", "precision": None},
+        row | {"pid": "7", "answer_type": "formula"},
+    ]
+    return {"data/testmini-00000-of-00001-725687bf7a18d64b.parquet": parquet(rows)}
+
+
+@official("mathverse", "D", "A")
+def mathverse(truth: str) -> Files:
+    row = {"sample_index": "1", "problem_index": "1", "problem_version": "Text Dominant", "answer": truth}
+    row |= {"question": "The angle is ()\nChoices:\nA:40°\nB:60°\nC:120°\nD:140°", "image": picture(20)}
+    row |= {"question_type": "multi-choice", "metadata": {"split": "testmini", "subject": "Plane Geometry"}}
+    vision = {
+        "sample_index": "5",
+        "problem_version": "Vision Only",
+        "question": "",
+        "question_type": "free-form",
+    }
+    only = row | {"sample_index": "1", "problem_version": "Text Only", "image": None}
+    rows = [row, row | vision | {"answer": "14"}, row | {"sample_index": "6", "image": None}]
+    return {"testmini.parquet": parquet(rows), "testmini_text_only.parquet": parquet([only])}
+
+
+@official("mathvision?split=testmini", "C", "A")
+def mathvision(truth: str) -> Files:
+    row = {
+        "id": "4",
+        "question": "<image1>\nWhich bike?",
+        "options": ["1", "2", "3"],
+        "image": "images/4.jpg",
+    }
+    row |= {"decoded_image": picture(20), "answer": truth, "solution": None, "level": 2, "subject": "logic"}
+    opened = row | {"id": "9", "question": "How many?\n<image1>", "options": [], "answer": "28"}
+    rows = [row, opened, row | {"id": "10", "answer": "D"}]
+    return {"data/testmini-00000-of-00001-f8ff70fcb2f29b1d.parquet": parquet(rows)}
+
+
+def referring(name: str) -> None:
+    @official(f"{name}?split=validation", "[250.0, 200.0, 500.0, 800.0]", "[0.0, 200.0, 500.0, 800.0]")
+    def refcoco(truth: str) -> Files:
+        left = 25.0 if truth.startswith("[250") else 0.0
+        row = {"image_path": "coco/train2014/COCO_train2014_000000000072.jpg", "ref_id": 1, "ann_id": 2}
+        row |= {"raw_image_info": json.dumps({"width": 100, "height": 50, "id": 72}), "split": "val"}
+        row |= {"bbox": [left, 10.0, 50.0, 40.0], "captions": ["the left cup", "cup"]}
+        said = [
+            {"raw": "The left cup", "sent": "the left cup", "sent_id": 8},
+            {"raw": "", "sent": "", "sent_id": 9},
+        ]
+        rows = [row | {"sentences": said}, row | {"sentences": said[:1], "bbox": [5.0, 5.0, 5.0, 9.0]}]
+        return {"data/validation-00000-of-00001-db1f654bae6b38ca.parquet": parquet(rows)}
+
+
+for name in ("refcoco", "refcocoplus", "refcocog"):
+    referring(name)

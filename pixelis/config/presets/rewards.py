@@ -91,6 +91,11 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
         "tasks": {"math": {"weights": {"accuracy": 1.2, "format": 0.4}, "format": "boxed_once"}},
         "judge": {"required": True},
     },
+    # TreeVGR, arXiv 2507.07999. Theirs pays for the regions of a wrong answer too, which rewards looking alone.
+    "treevgr": {
+        "weights": {"accuracy": 1.0, "format": 1.0, "dual_iou": 1.0},
+        "judge": {"required": True},
+    },
     # EasyR1.
     "easyr1-math": {"weights": {"accuracy": 0.9, "format": 0.1}, "format": "think_boxed"},
     "easyr1-r1v": {

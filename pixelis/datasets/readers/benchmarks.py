@@ -1,13 +1,14 @@
-"""Benchmarks: V*, HR-Bench, TallyQA, Super-CLEVR, MVBench and the test sets of Reason-RFT."""
+"""Benchmarks: V*, HR-Bench, CV-Bench, TallyQA, Super-CLEVR, POPE, MVBench, VSI-Bench and the test sets of Reason-RFT."""
 
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 from typing import Any
 
 from pixelis.datasets.annotation_geometry import box_xywh, header_size, time_span
-from pixelis.datasets.fields import RowError, answers, need, text, whole
+from pixelis.datasets.fields import RowError, answers, need, optional, text, whole
 from pixelis.datasets.formats.base import scorer_of
 from pixelis.datasets.readers.base import (
     DatasetRoot,
@@ -111,6 +112,22 @@ def hrbench(root: DatasetRoot) -> Rows:
         yield from file.convert(name, question, row)
 
 
+def cvbench(root: DatasetRoot) -> Rows:
+    file, media_root = root.file("test_{split}.parquet"), root.media_root()
+
+    def question(row: dict[str, Any]) -> Question:
+        return file.question(
+            need(row, "idx", (int, str)),
+            image(media_root.reference("image", row.get("image"))),
+            question=text(row, "prompt"),
+            answers=[text(row, "answer").strip("()")],
+            scorer="mc_letter",
+            category=[text(row, "task"), text(row, "source")],
+        )
+
+    return file.each_row(question)
+
+
 def tallyqa(root: DatasetRoot) -> Rows:
     file = root.file("{split}.json")
 
@@ -146,6 +163,26 @@ def superclevr(root: DatasetRoot) -> Rows:
     return file.each_item("questions", question)
 
 
+def pope(root: DatasetRoot) -> Rows:
+    file = root.file("coco_pope_{split}.json", "output/coco/coco_pope_{split}.json")
+    folder = root.path("val2014")
+
+    def question(row: dict[str, Any]) -> Question:
+        label = text(row, "label").lower()
+        if label not in ("yes", "no"):
+            raise RowError("label", "no_label", f"{label!r:.60} is neither yes nor no")
+        return file.question(
+            need(row, "question_id", (int, str)),
+            image(below(folder, text(row, "image"), "image")),
+            question=f"{text(row, 'text')} Answer yes or no.",
+            answers=[label],
+            scorer="exact",
+            category=label,  # accuracy by truth: of "yes" it is the recall
+        )
+
+    return file.each_row(question)
+
+
 def mvbench(root: DatasetRoot) -> Rows:
     task = root.options["task"]
     if task != "all" and task not in MVBENCH:
@@ -172,6 +209,25 @@ def _mvbench_task(root: DatasetRoot, task: str) -> Rows:
 
     for number, row in enumerate(read_json(file.path, list)):
         yield from file.convert(f"[{number}]", question, number, row)
+
+
+def vsibench(root: DatasetRoot) -> Rows:
+    full = ("test.jsonl", "test-00000-of-00001.parquet")
+    file = root.file(*(full if root.split == "full" else ("test_{split}.parquet",)))
+
+    def question(row: dict[str, Any]) -> Question:
+        kind, clips = text(row, "question_type"), below(root.folder, text(row, "dataset"), "dataset")
+        options = [str(option) for option in optional(row, "options", list, [])]
+        return file.question(
+            need(row, "id", (int, str)),
+            clip(below(Path(clips), f"{text(row, 'scene_name')}.mp4", "scene_name")),
+            question="\n".join([text(row, "question"), *options]),
+            answers=[str(need(row, "ground_truth", (str, int, float)))],
+            scorer="mc_letter" if options else "mean_relative_accuracy",
+            category=re.sub("_(easy|medium|hard)$", "", kind),
+        )
+
+    return file.each_row(question)
 
 
 def reason_rft(root: DatasetRoot) -> Rows:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from official_sets import SETS, coco_file, mot, thing, write
+from official_sets import SETS, coco_file, mot, parquet, picture, thing, write
 from PIL import Image
 
 from pixelis.datasets import readers
@@ -286,6 +286,45 @@ hrbench-4k-1: What? / A. dog / B. cat -> A by mc_letter
 img0 kept picture of (100, 50) 100x50
 bad line 4 | image | unknown_id
 
+cvbench
+cvbench-3d-7: Which is nearer? / (A) the cup / (B) the pen -> B by mc_letter
+img0 kept picture of (20, 10)
+meta {'category': ['Depth', 'Omni3D']}
+bad 2 | answer | missing_column
+
+mme_realworld
+mme_realworld-lite-perception/monitoring/counting/0310: How many cars? / (A) 1 / (B) 2 / (C) 3 / (D) 4 / (E)
+The image does not show it. -> B by mc_letter
+img0 data/imgs/a.png
+meta {'category': ['Perception', 'Monitoring', 'counting']}
+bad 2 | Image | media_traversal
+
+treebench
+bad question 0, box 2 | bbox | wrong_type
+treebench-0: Where is it? / A. left  / B. right / C. front -> C by mc_letter
+img0 kept picture of (100, 50) 100x50
+region target0 target 0.1 0.2 0.3 0.8
+region target1 target 0.9 0.8 1 1
+meta {'dropped': 1, 'category': ['Reasoning', 'Ordering'], 'not_exhaustive': ['target']}
+bad line 7 | target_instances | not_json
+
+zoombench
+zoombench-z1: How many lamps? / (A) 0 / (B) 2 / (C) 1 -> C by mc_letter
+img0 kept picture of (100, 50)
+meta {'category': 'counting'}
+zoombench-z2: What does it say? -> Exit 7 by judge
+img0 kept picture of (100, 50)
+meta {'category': 'counting'}
+
+o3bench
+bad question 0, box 1 | bbox | wrong_type
+o3bench-0: Which exit? / A. 1 / B. 2 / C. 3 / D. 4 / E. 5 / F. No right choice -> D by mc_letter
+img0 test/images/map/a.jpg 100x50
+region target0 target 0.2 0 0.5 1
+meta {'dropped': 1, 'category': 'map', 'not_exhaustive': ['target']}
+bad question 1, box 1 | bbox | wrong_type
+bad 2 | options | missing_column
+
 tallyqa
 tallyqa-test-5: How many cups? -> 3 by count
 img0 VG_100K/1.jpg
@@ -298,6 +337,12 @@ img0 images/superCLEVR_new_000000.png
 superclevr-test-1: How many? -> red by exact
 img0 images/superCLEVR_new_000000.png
 
+pope
+pope-popular-1: Is there a person in the image? Answer yes or no. -> yes by exact
+img0 val2014/COCO_val2014_000000016631.jpg
+meta {'category': 'yes'}
+bad 2 | label | no_label
+
 mvbench
 mvbench-action_sequence-0: What then? / A. Ate. / B. Tidied. -> B by mc_letter
 vid0 video/star/Charades_v1_480/ZS9XR.mp4 of [(2.5, 8.1)]
@@ -305,6 +350,15 @@ meta {'category': 'action_sequence'}
 bad [1] | answer | no_label
 bad [2] | start | empty_span
 bad [3] | video | media_traversal
+
+vsibench
+vsibench-debiased-3: Where is the sofa? / A. front-left / B. back-right -> B by mc_letter
+vid0 scannet/scene0568_00.mp4
+meta {'category': 'object_rel_direction'}
+vsibench-debiased-4: How many chairs? -> 4 by mean_relative_accuracy
+vid0 scannet/scene0568_00.mp4
+meta {'category': 'object_counting'}
+bad 3 | scene_name | media_traversal
 
 reason_rft_tests
 reason_rft_tests-structure_id-g1: How long? -> 7 by math
@@ -352,6 +406,68 @@ mmvet-v1_0: What is x? -> -1<AND>-5 by mm_vet
 img0 images/v1_0.png
 meta {'category': ['math', 'ocr']}
 bad v1_1 | answer | empty
+
+mathvista
+mathvista-testmini-1: How long? (Unit: cm) Round to 1 decimal place. -> 1.5 by math
+img0 kept picture of (20, 10)
+meta {'category': ['geometry problem solving', 'geometry reasoning']}
+mathvista-testmini-2: How long? / A. Yes / B. No -> B by mc_letter
+img0 kept picture of (20, 10)
+meta {'category': ['geometry problem solving', 'geometry reasoning']}
+bad 3 | answer | no_label
+mathvista-testmini-4: How long? / A. Yes / B. No
+img0 kept picture of (20, 10)
+meta {'category': ['geometry problem solving', 'geometry reasoning']}
+mathvista-testmini-5: How long? -> 7 by count
+img0 kept picture of (20, 10)
+meta {'category': ['geometry problem solving', 'geometry reasoning']}
+bad 6 | precision | not_a_number
+bad 7 | answer_type | wrong_type
+
+mathverse
+mathverse-testmini-1: The angle is () / Choices: / A:40° / B:60° / C:120° / D:140° -> D by mc_letter
+img0 kept picture of (20, 10)
+meta {'category': ['Text Dominant', 'Plane Geometry']}
+mathverse-testmini-5: Answer the question in the picture. -> 14 by math
+img0 kept picture of (20, 10)
+meta {'category': ['Vision Only', 'Plane Geometry']}
+bad 3 | image | no_media
+
+mathvision
+mathvision-testmini-4: Which bike? / A. 1 / B. 2 / C. 3 -> C by mc_letter
+img0 kept picture of (20, 10)
+meta {'category': ['logic', 'level 2']}
+mathvision-testmini-9: How many? -> 28 by math
+img0 kept picture of (20, 10)
+meta {'category': ['logic', 'level 2']}
+bad 3 | answer | no_label
+
+refcoco
+refcoco-validation-8: Where is "the left cup"? Answer with its box [x0, y0, x1, y1], from 0 to 1000 of the
+picture's width and height. -> [250.0, 200.0, 500.0, 800.0] by iou_50
+img0 coco/train2014/COCO_train2014_000000000072.jpg 100x50
+region target0 the left cup 0.25 0.2 0.5 0.8
+meta {'not_exhaustive': ['the left cup']}
+bad 1 | sent | empty
+bad 2 | bbox | empty_box
+
+refcocoplus
+refcocoplus-validation-8: Where is "the left cup"? Answer with its box [x0, y0, x1, y1], from 0 to 1000 of
+the picture's width and height. -> [250.0, 200.0, 500.0, 800.0] by iou_50
+img0 coco/train2014/COCO_train2014_000000000072.jpg 100x50
+region target0 the left cup 0.25 0.2 0.5 0.8
+meta {'not_exhaustive': ['the left cup']}
+bad 1 | sent | empty
+bad 2 | bbox | empty_box
+
+refcocog
+refcocog-validation-8: Where is "the left cup"? Answer with its box [x0, y0, x1, y1], from 0 to 1000 of the
+picture's width and height. -> [250.0, 200.0, 500.0, 800.0] by iou_50
+img0 coco/train2014/COCO_train2014_000000000072.jpg 100x50
+region target0 the left cup 0.25 0.2 0.5 0.8
+meta {'not_exhaustive': ['the left cup']}
+bad 1 | sent | empty
+bad 2 | bbox | empty_box
 """
 """Name of a set, then its rows one fact a line: boxes of SQUARE are .1 .2 .3 .6."""
 
@@ -425,6 +541,43 @@ def test_options_choose_what_is_read(tmp_path: Path) -> None:
         read(f"{mot20}window=99")
     questions, _ = read(source(tmp_path / "f", "flickr30k"))
     assert [known(q).captions[0] for q in questions] == ["A man with a hat .", "A dog ."]
+
+
+def seen(question: Question) -> tuple[int, int]:
+    return Image.open(question.media[0].uri).size
+
+
+def test_options_of_benchmarks(tmp_path: Path) -> None:
+    refcoco = source(tmp_path / "a", "refcoco", "split=validation")
+    written = [
+        read(f"{refcoco}&coordinates={scale}")[0][0].answers for scale in ("thousand", "unit", "pixels")
+    ]
+    assert written == [
+        ["[250.0, 200.0, 500.0, 800.0]"],
+        ["[0.25, 0.2, 0.5, 0.8]"],
+        ["[25.0, 10.0, 50.0, 40.0]"],
+    ]
+    with pytest.raises(BadInput, match="coordinates=percent"):
+        read(f"{refcoco}&coordinates=percent")
+    zoombench = SETS["zoombench"].write(tmp_path / "b")
+    assert [seen(question) for question in read(f"{zoombench}&crop=yes")[0]] == [(20, 10), (20, 10)]
+    text_only = SETS["mathverse"].write(tmp_path / "c")
+    assert only(f"{text_only}&split=testmini_text_only").media == []
+    assert only(source(tmp_path / "d", "vsibench", "split=full")).id == "vsibench-full-3"
+    full = only(source(tmp_path / "e", "mme_realworld", "split=en"))
+    assert full.media[0].uri == f"{tmp_path}/e/monitoring_images/b.jpg"
+    with pytest.raises(BadInput, match="no split 'train'"):
+        read(source(tmp_path / "f", "mme_realworld", "split=train"))
+
+
+def test_zoombench_is_read_as_first_released(tmp_path: Path) -> None:
+    row = {"prompt": "How many?\n(A) 0\n(B) 2", "answer": "B", "image": picture(20), "crop_image": picture(9)}
+    write(tmp_path, {"data/test.parquet": parquet([row, row])})
+    questions, _ = read(f"zoombench:{tmp_path}?cache={tmp_path / 'cache'}")
+    assert [(q.id, q.answers, q.scorer) for q in questions] == [
+        ("zoombench-0", ["B"], "mc_letter"),
+        ("zoombench-1", ["B"], "mc_letter"),
+    ]
 
 
 def test_shuffled_options_keep_the_right_one(tmp_path: Path) -> None:

@@ -13,7 +13,19 @@ from pixelis.config import RewardsConfig
 from pixelis.config.presets.rewards import REWARD_PRESETS
 from pixelis.errors import BadConfig
 from pixelis.policy.advantages import batch_advantages
-from pixelis.records import Action, Group, Media, Observation, Question, StopReason, Trajectory, Turn
+from pixelis.records import (
+    Action,
+    Annotations,
+    Group,
+    ImageView,
+    Media,
+    Observation,
+    Question,
+    Region,
+    StopReason,
+    Trajectory,
+    Turn,
+)
 from pixelis.rewards.grader import Grader
 from pixelis.rewards.terms import score_group
 
@@ -135,6 +147,38 @@ def test_deepeyes_repo():
     assert rewards("deepeyes-repo", boxed, RIGHT, WRONG, task="math") == pytest.approx([1.2, -0.4, -0.4])
     # answers of 1000 characters are wrong and badly formed
     assert rewards("deepeyes-repo", said("7" * 1000, "ok"), answers=["7" * 1000]) == pytest.approx([-0.2])
+
+
+def looked(answer: str, *views: ImageView) -> Trajectory:
+    """An episode whose calls showed these views."""
+    episode = said(answer, *["ok"] * len(views))
+    for turn, view in zip(episode.turns[2::2], views, strict=True):
+        turn.observation = Observation(status="ok", images=[view])
+    return episode.model_copy(update={"images": [ImageView(id="img0"), *views]})
+
+
+def test_treevgr():
+    # acc + format + half of recall and precision of the views in IoU, the latter for right answers alone
+    left, right = ((0.0, 0.0, 0.5, 0.5), (0.5, 0.5, 1.0, 1.0))
+    cup, pen = (ImageView(id=f"obs{i}", parent="img0", box=box) for i, box in enumerate((left, right)))
+    whole = ImageView(id="obs1", parent="img0", box=(0.0, 0.0, 1.0, 1.0))
+    half = ImageView(id="obs1", parent="obs0", box=(0.0, 0.0, 1.0, 0.5))
+    made = ImageView(id="obs1", parent="made", box=left)
+    episodes = [
+        looked("7", cup, pen),
+        looked("7", cup),
+        looked("7", cup, whole),  # the whole picture has an IoU of 0.25 with either
+        looked("7", cup, half),  # of the crop: an IoU of 0.5 with the cup
+        looked("7", cup, made),
+        looked("7"),
+        looked("1", cup, pen),
+    ]
+    regions = [Region(id="a", label="cup", box=left), Region(id="b", label="pen", box=right)]
+    expected = [3.0, 2.75, 2.625, 2.625, 2.75, 2.0, 1.0]
+    assert rewards("treevgr", *episodes, annotations=Annotations(regions=regions)) == pytest.approx(expected)
+    elsewhere = [region.model_copy(update={"media": "img1"}) for region in regions]
+    assert rewards("treevgr", episodes[0], annotations=Annotations(regions=elsewhere)) == [2.0]
+    assert rewards("treevgr", *episodes) == [None] * 7  # no regions
 
 
 def test_easyr1():

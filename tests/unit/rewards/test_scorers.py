@@ -15,6 +15,7 @@ from pixelis.rewards.scorers import (
     SCORERS,
     Case,
     anls,
+    box_iou,
     case_of,
     cer,
     exact,
@@ -22,6 +23,7 @@ from pixelis.rewards.scorers import (
     func_seq,
     letter,
     numeric_band,
+    read_box,
 )
 
 ABC = ("a red car", "a dog", "Cat")
@@ -234,6 +236,66 @@ def test_iou():
     assert services.statuses == ["parse_fail"] * 6
     with pytest.raises(DataFailure):
         scorer(Case("[0, 0, 1, 1]", ("the door",)), services)
+
+
+def test_a_box_is_read_from_a_reply_that_names_one():
+    services, truth = RecordingServices(), ("[10, 20, 30, 40]",)
+    one = (
+        '{"bbox_2d": [10, 20, 30, 40], "label": "cup"}',
+        "```json\n[[10.0, 20, 30, 40]]\n```",
+        "at [10,20,30,40].",
+    )
+    assert [SCORERS["iou"](Case(text, truth), services) for text in one] == [1.0] * 3
+    # Naming many boxes is no way to hit one, and long replies are read in linear time
+    several = ("[10, 20, 30, 40] or [0, 0, 5, 5]", "[" * 10**6, "[10," * 10**6, "[" + " " * 10**6)
+    assert [SCORERS["iou_50"](Case(text, truth), services) for text in several] == [0.0] * 4
+    assert services.statuses == ["parse_fail"] * 4
+
+
+@pytest.mark.parametrize(("answer", "score"), [("[0, 0, 10, 5]", 1.0), ("[0, 0, 10, 4.9]", 0.0), (None, 0.0)])
+def test_half_an_overlap_is_right(answer, score):
+    assert SCORERS["iou_50"](Case(answer, ("[0, 0, 10, 10]",)), RecordingServices()) == score
+
+
+edges = st.integers(0, 1000)
+boxes = st.tuples(edges, edges, st.integers(1, 500), st.integers(1, 500)).map(
+    lambda box: (box[0], box[1], box[0] + box[2], box[1] + box[3])
+)
+
+
+@given(boxes, boxes, st.integers(-1000, 1000), st.integers(1, 9))
+def test_iou_is_a_similarity(a, b, shift, factor):
+    value = box_iou(a, b)
+    assert 0.0 <= value <= 1.0
+    assert value == box_iou(b, a)
+    assert box_iou(a, a) == 1.0
+    assert (value == 1.0) == (a == b)
+    changed = ([side * factor + shift for side in box] for box in (a, b))
+    assert box_iou(*changed) == pytest.approx(value)
+    assert read_box(str(list(a))) == a
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "score"),
+    [
+        # By hand: the share of 0.5, 0.45, ... 0.05 that |answer - truth| / truth does not exceed
+        ("4", "4", 1.0),
+        ("3.1 meters", "4", 0.6),
+        ("9", "10", 0.8),
+        ("2", "4", 0.1),
+        ("1.9", "4", 0.0),
+        ("-4", "4", 0.0),
+        ("1e400", "4", 0.0),
+        ("many", "4", 0.0),
+        (None, "4", 0.0),
+    ],
+)
+def test_mean_relative_accuracy(answer, truth, score):
+    scorer = SCORERS["mean_relative_accuracy"]
+    assert scorer(Case(answer, (truth,)), RecordingServices()) == pytest.approx(score)
+    for unreadable in ("far", "0"):
+        with pytest.raises(DataFailure):
+            scorer(Case("4", (unreadable,)), RecordingServices())
 
 
 def test_math_is_called_only_for_different_text():
