@@ -61,11 +61,17 @@ def broadcast_text(text: str) -> str:
 
 
 def release_cached_memory() -> None:
-    """Return the memory that torch caches between steps to the GPU, for another process on it."""
+    """Return the memory that torch caches between steps to the GPU, for another process on it.
+
+    Ends when all workers have done so: the engine that the first one lets wake shares the GPUs of all.
+    """
     import torch
 
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    dist = _process_group()
+    if dist.get_world_size() > 1:
+        dist.barrier()
 
 
 def _process_group() -> Any:

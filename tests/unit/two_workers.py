@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +21,7 @@ from tiny_policy import LORA, policy
 from pixelis import config
 from pixelis.policy import objectives
 from pixelis.policy.deepspeed_engine import deepspeed_config
+from pixelis.policy.distributed import release_cached_memory
 from pixelis.policy.model import load_model
 from pixelis.policy.samples import TrainSample
 from pixelis.policy.train_step import Trainer
@@ -214,6 +216,10 @@ def main(out: str, folders: dict[str, str], length: str) -> None:
         skipped.append(trainer.update(samples_of("qwen3_vl")[rank::2])["learner/skipped"])
         trainer.close()
         Path(out, f"skipped{rank}_stage{stage}.json").write_text(json.dumps(skipped))
+    time.sleep(0.5 * rank)
+    times = [time.time()]
+    release_cached_memory()
+    Path(out, f"released{rank}.json").write_text(json.dumps([*times, time.time()]))
 
 
 if __name__ == "__main__":

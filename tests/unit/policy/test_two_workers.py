@@ -100,3 +100,8 @@ def test_one_worker_resumes_the_checkpoint_of_two(out: Path) -> None:
         assert resumed.update(samples_of(case.family))["policy/loss"] < losses[0]
     finally:
         resumed.close()
+
+
+def test_no_worker_goes_on_before_all_have_released_their_memory(out: Path) -> None:
+    (_, first), (second, _) = (json.loads((out / f"released{rank}.json").read_text()) for rank in (0, 1))
+    assert first >= second, "the engine would wake beside the second worker's memory"
