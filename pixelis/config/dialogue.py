@@ -27,10 +27,11 @@ class DialogueConfig(Section):
     """format of calls and answers, which limits the operations that are offered: qwen (calls in JSON) and
     qwen_xml (the native form of Qwen3.5) all of toolbox.operations, mini_o3 zoom_in, pixel_reasoner zoom_in
     and select_frames, deepeyes zoom_in and rotate, plain and dapo none"""
-    system: Literal["auto", "row", "none"] = "auto"
+    system: Literal["auto", "row", "template", "none"] = "auto"
     """auto: a system turn with the tool schemas, or in a dialect without one that of the model's chat
     template, except for the embedded model; row: the system message of the question's own row where it has
-    one, without further instructions, and else as auto; none: no system turn and no instructions"""
+    one, without further instructions, and else as auto; template: that of the model's chat template, without
+    further instructions; none: no system turn and no instructions"""
     thinking: bool = True
     """policy turns begin with a thought, for models whose chat template has a switch for it (Qwen3.5)"""
     coordinates: Literal["auto", "thousand", "pixels"] = "auto"
@@ -60,6 +61,11 @@ class DialogueConfig(Section):
     """maximum number of tokens of an episode"""
     max_images: PositiveInt = 8
     """maximum number of images of an episode"""
+
+    @property
+    def instructs(self) -> bool:
+        """Whether prompts explain the dialect, unless a question's row has a system message for `row`."""
+        return self.system in ("auto", "row")
 
     def with_max_pixels(self, max_pixels: int) -> DialogueConfig:
         """These settings with another budget for the question's picture and for crops."""

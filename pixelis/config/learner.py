@@ -24,8 +24,10 @@ class LearnerConfig(Section):
     """peak learning rate"""
     warmup: Share = 0.05
     """share of the steps with linear warm-up"""
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
     """learning rate after the warm-up"""
+    min_lr_ratio: Share = 0.0
+    """final learning rate of the schedules cosine and linear, as a share of `lr`"""
     betas: tuple[float, float] = (0.9, 0.99)
     """AdamW betas"""
     weight_decay: NonNegativeFloat = 0.0

@@ -77,7 +77,8 @@ class Renderer:
         configured = spec.coordinates if config.coordinates == "auto" else config.coordinates
         self.coordinates = self.dialect.scale or configured
         self.clamp, self.max_calls = config.clamp, config.max_calls
-        self.system, self.row_system = config.system != "none" and not spec.embedded, config.system == "row"
+        self.system, self.row_system = config.instructs and not spec.embedded, config.system == "row"
+        self.only_template = config.system == "template"
         self._token_cache: dict[tuple[str, bool], list[int]] = {}
         self._banned = frozenset(spec.banned)
         # Tokens that structure a conversation: marked special, `<|...|>` or `<tag>`
@@ -149,8 +150,8 @@ class Renderer:
         instruct = self.system and not system
         if instruct:
             system = self.dialect.system(views, offered, self.coordinates, self.max_calls)
-            if not system and not question.system:
-                system = self._template_system
+        if not system and not question.system and (instruct or self.only_template):
+            system = self._template_system
         if question.system:
             system = [question.system, *(["\n\n", *system] if system else [])]
         if system:

@@ -69,7 +69,7 @@ class ChatAgent:
             self.dialect,
             operations,
             self.coordinates,
-            instruct=d.system != "none",
+            instruct=d.instructs,
             max_calls=d.max_calls,
             slack=MULTIPLE,
             clamp=d.clamp,

@@ -116,7 +116,7 @@ class ChatModel:
         """One answer without operations; errors as in `groups`."""
         shown = await self.submit(lambda: [pair for media in question.media for pair in self._parts(media)])
         parts = {view.id: messages for view, messages in shown}
-        instruct = self.config.dialogue.system != "none"
+        instruct = self.config.dialogue.instructs
         conversation = ChatConversation(
             self.asker(seed, sample), DIALECT, {}, "unit", instruct=instruct, parts=parts
         )

@@ -401,14 +401,15 @@ class Trainer:
 
 
 def learning_rate(learner: config.LearnerConfig, step: int, total: int) -> float:
-    """Linear warm-up over a share of the steps, then constant or a cosine to 0."""
+    """Linear warm-up over a share of the steps, then constant, or a cosine or a line to min_lr_ratio."""
     warm = math.ceil(learner.warmup * total)
     if step < warm:
         return learner.lr * (step + 1) / warm
     if learner.schedule == "constant":
         return learner.lr
     progress = min(1.0, (step - warm) / max(1, total - warm))
-    return learner.lr * 0.5 * (1 + math.cos(math.pi * progress))
+    left = 1 - progress if learner.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return learner.lr * (learner.min_lr_ratio + (1 - learner.min_lr_ratio) * left)
 
 
 def minibatch_indices(

@@ -182,6 +182,8 @@ def test_without_a_system_turn_of_its_own_a_prompt_is_that_of_the_chat_template(
     assert tokens_of(templated(None, dialect=dialect), question) == user.tokens
     none = templated(TEMPLATE, dialect=dialect, system="none").prompt(question, [])
     assert [t.role for t in none] == ["user"]
+    kept = templated(TEMPLATE, dialect=dialect, system="template").prompt(question, [])
+    assert [t.text for t in kept] == ["You help.", "Which digit?"]
     own = templated(TEMPLATE, dialect=dialect, system="row").prompt(ask(meta={"system": "My own."}), [])
     assert [t.text for t in own] == ["My own.", "Which digit?"]
 

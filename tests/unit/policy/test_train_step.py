@@ -440,6 +440,8 @@ def test_the_learning_rate_warms_up_and_decays():
     assert rates[10] == pytest.approx(0)
     constant = config.LearnerConfig(lr=1.0, warmup=0.0)
     assert [learning_rate(constant, i, 10) for i in (0, 5, 50)] == [1.0] * 3
+    linear = config.LearnerConfig(lr=2.0, warmup=0.0, schedule="linear", min_lr_ratio=0.5)
+    assert [learning_rate(linear, i, 10) for i in (0, 5, 10, 20)] == [2.0, 1.5, 1.0, 1.0]
 
 
 def test_deepspeed_uses_the_learners_device_whatever_the_environment_says():
