@@ -110,6 +110,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder with the model, the recipes and every data file of the page."""
     base = tmp_path_factory.mktemp("coming_from")
     tiny_model.make(base / "Qwen/Qwen2.5-VL-7B-Instruct")
+    tiny_model.make(base / "Qwen/Qwen3-VL-8B-Instruct", "qwen3_vl")
+    tiny_model.make(base / "Qwen/Qwen3.5-9B", "qwen3_5")
     shutil.copytree(ROOT / "configs", base / "configs")
     pixel_reasoner = "PixelReasoner-SFT-Data", "PixelReasoner-RL-Data"
     for place in ("", *pixel_reasoner, "VisualProbe_train", "VisualProbe_Hard"):
@@ -139,7 +141,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_system_has_a_section_with_commands() -> None:
     systems = [
-        "Pixel-Reasoner", "Reason-RFT", "TTRL", "Mini-o3", "R1-V", "DeepEyes", "EasyR1",
+        "Pixel-Reasoner", "Reason-RFT", "TTRL", "Mini-o3", "R1-V", "DeepEyes", "Qwen3-VL and Qwen3.5", "EasyR1",
         "lmms-eval and VLMEvalKit",
     ]  # fmt: skip
     assert list(SECTIONS) == systems
