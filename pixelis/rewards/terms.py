@@ -252,6 +252,11 @@ def tool_if_correct(trajectory: Trajectory, context: Context) -> float:
     return float(context.score(trajectory) > context.settings.tool_above and trajectory.operations_ok > 0)
 
 
+def tool_calls_if_correct(trajectory: Trajectory, context: Context) -> float:
+    """The executed operations of an answer above ``rewards.tool_above`` (PyVision-RL, arXiv 2602.20739)."""
+    return float(trajectory.operations_ok) if context.score(trajectory) > context.settings.tool_above else 0.0
+
+
 def tool_penalty(trajectory: Trajectory, context: Context) -> float:
     """Minus the score when any call was made (Mini-o3's tool_call_penalty)."""
     return -context.score(trajectory) if calls(trajectory, "requested") else 0.0
@@ -359,6 +364,7 @@ TERMS: dict[str, Term] = {
     "curiosity_bonus": Term(curiosity_bonus, 0.0, INFINITE),
     "efficiency": Term(efficiency, -INFINITE, 0.0),
     "tool_if_correct": Term(tool_if_correct, 0.0, 1.0),
+    "tool_calls_if_correct": Term(tool_calls_if_correct, 0.0, INFINITE),
     "tool_penalty": Term(tool_penalty, -1.0, 0.5),
     "unrepaired_error_zero": Term(unrepaired_error_zero, -1.0, 0.5),
     "overlong": Term(overlong, -1.0, 0.0),

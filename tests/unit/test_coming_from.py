@@ -79,6 +79,8 @@ def files(picture: bytes) -> dict[str, list[dict[str, Any]]]:
     moving = {"video": "v.mp4", "question": "Where?", "candidates": ["Up", "Down"], "answer": "Up"}
     vstar = {"image": "direct_attributes/a.png", "text": "Color?\n(A) red\n(B) blue", "label": "A"}
     vstar |= {"question_id": 0, "category": "direct_attributes"}
+    pyvision = {"id": "0", "question": "What color?", "answer": "red", "ability": "visual_search"}
+    pyvision |= {"data_source": "deepeyes", "image_path": IMAGE}
     boxed = {"qid": "vstar-1", "question": "What color?", "answer": ["\\boxed{red}"]}
     return {
         "PixelReasoner-SFT-Data/release.json": [{"message_list": chat}],
@@ -100,6 +102,7 @@ def files(picture: bytes) -> dict[str, list[dict[str, Any]]]:
         f"{DEEPEYES}/data_thinklite_reasoning_acc.parquet": [deepeyes("thinklite_eureka", "", picture)],
         "vstar_bench/test_questions.jsonl": [vstar],
         **{f"MVBench/json/{task}.json": [moving | {"start": 0.5, "end": 2}] for task in MVBENCH},
+        "PyVision-Image-RL-Data/pyvision_image_rl_data.json": [pyvision],
         "geometry3k/train.parquet": [{"images": [inside], "problem": "<image>Find x.", "answer": "3"}],
         "math12k/train.jsonl": [{"problem": "3 + 4?", "answer": "7"}],
     }
@@ -113,8 +116,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_model.make(base / "Qwen/Qwen3-VL-8B-Instruct", "qwen3_vl")
     tiny_model.make(base / "Qwen/Qwen3.5-9B", "qwen3_5")
     shutil.copytree(ROOT / "configs", base / "configs")
-    pixel_reasoner = "PixelReasoner-SFT-Data", "PixelReasoner-RL-Data"
-    for place in ("", *pixel_reasoner, "VisualProbe_train", "VisualProbe_Hard"):
+    released = "PixelReasoner-SFT-Data", "PixelReasoner-RL-Data", "PyVision-Image-RL-Data"
+    for place in ("", *released, "VisualProbe_train", "VisualProbe_Hard"):
         (base / place / "images").mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((400, 600, 3), 90, np.uint8)).save(base / place / IMAGE)
     copies = "train_jsons/images/0.png", "benchmarks/image/0.png", "vstar_bench/direct_attributes/a.png"
@@ -141,7 +144,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_system_has_a_section_with_commands() -> None:
     systems = [
-        "Pixel-Reasoner", "Reason-RFT", "TTRL", "Mini-o3", "R1-V", "DeepEyes", "Qwen3-VL and Qwen3.5", "EasyR1",
+        "Pixel-Reasoner", "Reason-RFT", "TTRL", "Mini-o3", "R1-V", "DeepEyes", "PyVision-RL", "Qwen3-VL and Qwen3.5", "EasyR1",
         "lmms-eval and VLMEvalKit",
     ]  # fmt: skip
     assert list(SECTIONS) == systems

@@ -91,6 +91,12 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
         "tasks": {"math": {"weights": {"accuracy": 1.2, "format": 0.4}, "format": "boxed_once"}},
         "judge": {"required": True},
     },
+    # PyVision-RL, arXiv 2602.20739, and its code: 0.1 for each tool call, only with a correct answer.
+    "pyvision-rl": {
+        "weights": {"accuracy": 1.0, "tool_calls_if_correct": 0.1},
+        "max_answer_chars": 1000,
+        "judge": {"required": True},
+    },
     # TreeVGR, arXiv 2507.07999. Theirs pays for the regions of a wrong answer too, which rewards looking alone.
     "treevgr": {
         "weights": {"accuracy": 1.0, "format": 1.0, "dual_iou": 1.0},
