@@ -47,6 +47,8 @@ class RewardWeightsConfig(Section):
     """weight of using an operation and answering correctly, 0 or 1"""
     tool_calls_if_correct: float = 0.0
     """weight of the number of executed operations of a correct answer (PyVision-RL)"""
+    adaptive_calls: float = 0.0
+    """weight of calls only where they pay, 0..1, by the other rollouts of the group (Chain-of-Focus)"""
     tool_penalty: float = 0.0
     """weight of minus the score when any operation is called"""
     unrepaired_error_zero: float = 0.0
@@ -78,6 +80,7 @@ LABELLED = (
     "wrong",
     "tool_if_correct",
     "tool_calls_if_correct",
+    "adaptive_calls",
     "tool_penalty",
     "unrepaired_error_zero",
     "length",

@@ -33,6 +33,7 @@ BOX = {"bbox_2d": [0.1, 0.1, 0.9, 0.9], "target_image": 1}
 CROP = f"Closer.<tool_call>{json.dumps({'name': 'crop_image_normalized', 'arguments': BOX})}</tool_call>"
 GROUNDED = json.dumps({"bbox_2d": [0.1, 0.1, 0.9, 0.9], "source": "original_image"})
 GROUND = f"<think>Closer.</think><grounding>{GROUNDED}</grounding>"
+FOCUS = {"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [0, 0, 300, 400]}}
 VISUAL_PROBE = {"images": [IMAGE], "problem": "<image>\nWhat color?", "solution": "red"}
 VISUAL_PROBE |= {"data_source": "visual_probe_train"}
 
@@ -79,6 +80,15 @@ def files(picture: bytes) -> dict[str, list[dict[str, Any]]]:
     moving = {"video": "v.mp4", "question": "Where?", "candidates": ["Up", "Down"], "answer": "Up"}
     vstar = {"image": "direct_attributes/a.png", "text": "Color?\n(A) red\n(B) blue", "label": "A"}
     vstar |= {"question_id": 0, "category": "direct_attributes"}
+    focus = [
+        {"role": "user", "content": "<image>What color?"},
+        {
+            "role": "assistant",
+            "content": f"<think>Closer.</think> <tool_call>{json.dumps(FOCUS)}</tool_call>",
+        },
+        {"role": "user", "content": "<image>"},
+        {"role": "assistant", "content": "<think>Red.</think> <answer>red</answer>"},
+    ]
     pyvision = {"id": "0", "question": "What color?", "answer": "red", "ability": "visual_search"}
     pyvision |= {"data_source": "deepeyes", "image_path": IMAGE}
     boxed = {"qid": "vstar-1", "question": "What color?", "answer": ["\\boxed{red}"]}
@@ -102,6 +112,10 @@ def files(picture: bytes) -> dict[str, list[dict[str, Any]]]:
         f"{DEEPEYES}/data_thinklite_reasoning_acc.parquet": [deepeyes("thinklite_eureka", "", picture)],
         "vstar_bench/test_questions.jsonl": [vstar],
         **{f"MVBench/json/{task}.json": [moving | {"start": 0.5, "end": 2}] for task in MVBENCH},
+        "CoF-SFT-Data-5.4k/cof_sft_data_5.4k.json": [{"messages": focus, "images": [IMAGE, IMAGE]}],
+        "CoF-RL-Data/train.json": [
+            {"question": "What color?", "groundtruth": "red", "image_name": IMAGE, "data_source": "vstar"}
+        ],
         "PyVision-Image-RL-Data/pyvision_image_rl_data.json": [pyvision],
         "geometry3k/train.parquet": [{"images": [inside], "problem": "<image>Find x.", "answer": "3"}],
         "math12k/train.jsonl": [{"problem": "3 + 4?", "answer": "7"}],
@@ -117,6 +131,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_model.make(base / "Qwen/Qwen3.5-9B", "qwen3_5")
     shutil.copytree(ROOT / "configs", base / "configs")
     released = "PixelReasoner-SFT-Data", "PixelReasoner-RL-Data", "PyVision-Image-RL-Data"
+    released += "CoF-SFT-Data-5.4k", "CoF-RL-Data"
     for place in ("", *released, "VisualProbe_train", "VisualProbe_Hard"):
         (base / place / "images").mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((400, 600, 3), 90, np.uint8)).save(base / place / IMAGE)
@@ -144,8 +159,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_system_has_a_section_with_commands() -> None:
     systems = [
-        "Pixel-Reasoner", "Reason-RFT", "TTRL", "Mini-o3", "R1-V", "DeepEyes", "PyVision-RL", "Qwen3-VL and Qwen3.5", "EasyR1",
-        "lmms-eval and VLMEvalKit",
+        "Pixel-Reasoner", "Reason-RFT", "TTRL", "Mini-o3", "R1-V", "DeepEyes", "Chain-of-Focus", "PyVision-RL",
+        "Qwen3-VL and Qwen3.5", "EasyR1", "lmms-eval and VLMEvalKit",
     ]  # fmt: skip
     assert list(SECTIONS) == systems
     for title in systems:

@@ -142,6 +142,8 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     # arXiv 2505.14362.
     "deepeyes": Algorithm({"advantage": {"eps": 1e-6}}),
+    # arXiv 2505.15436, settings of its code.
+    "chain_of_focus": Algorithm({"advantage": {"eps": 1e-6}, "loss": {"kl": 0.001}}),
     # PyVision-RL, arXiv 2602.20739, settings of its code: mean only, groups of equal rewards are replaced,
     # episodes without room for tokens or images count in the statistics of their group and are not learnt.
     "pyvision_rl": Algorithm(

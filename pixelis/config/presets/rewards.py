@@ -97,6 +97,12 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
         "max_answer_chars": 1000,
         "judge": {"required": True},
     },
+    # Chain-of-Focus, arXiv 2505.15436, its code: a wrong answer with a call earns half, which rewards looking
+    # alone.
+    "chain-of-focus-repo": {
+        "weights": {"accuracy": 0.0, "adaptive_calls": 1.0},
+        "judge": {"required": True},
+    },
     # TreeVGR, arXiv 2507.07999. Theirs pays for the regions of a wrong answer too, which rewards looking alone.
     "treevgr": {
         "weights": {"accuracy": 1.0, "format": 1.0, "dual_iou": 1.0},

@@ -149,6 +149,15 @@ def test_deepeyes_repo():
     assert rewards("deepeyes-repo", said("7" * 1000, "ok"), answers=["7" * 1000]) == pytest.approx([-0.2])
 
 
+def test_chain_of_focus_repo():
+    zoomed, lost, bad = said("7", "ok"), said("1", "ok"), said("1", last=f"so {A}")
+    # Right without a call 1.0, with one 0.8; wrong with a call 0.5; wrong without one 0.1 for the format
+    episodes = [RIGHT, zoomed, said("7", "error"), lost, WRONG, bad]
+    assert rewards("chain-of-focus-repo", *episodes) == pytest.approx([1.0, 0.8, 0.8, 0.5, 0.1, 0.0])
+    assert rewards("chain-of-focus-repo", zoomed, lost, WRONG) == pytest.approx([1.0, 0.5, 0.1])
+    assert rewards("chain-of-focus-repo", lost, WRONG) == pytest.approx([0.5, 0.1])
+
+
 def test_pyvision_rl():
     # acc + 0.1 * calls with a right answer; a call that fails is none
     episodes = [RIGHT, said("7", "ok"), said("7", "ok", "ok", "error", "ok"), said("1", "ok", "ok"), WRONG]
