@@ -105,8 +105,10 @@ class Qwen3VL(Dialect):
         return [*interleaved(text, views), *([Tag(RULE)] if instruct else [])]
 
     def observation(self, observation: Observation, images_so_far: int, instruct: bool) -> list[Piece]:
-        text = error_text(observation) if observation.status == "error" else observation.text
-        return [RESPONSE, "\n", *(observation.images or [text]), "\n", RESPONSE_END]
+        pieces: list[Piece] = [*observation.images]
+        if not pieces:
+            pieces = [error_text(observation) if observation.status == "error" else observation.text]
+        return [RESPONSE, "\n", *pieces, "\n", RESPONSE_END]
 
     def _render_thought(self, think: str | None) -> list[str]:
         return [Tag("<think>"), f"\n{think}\n", Tag("</think>"), "\n\n"] if think else []
