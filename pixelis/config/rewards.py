@@ -45,6 +45,10 @@ class RewardWeightsConfig(Section):
     """weight of the call cost alone, at most 0"""
     tool_if_correct: float = 0.0
     """weight of using an operation and answering correctly, 0 or 1"""
+    tool_calls_if_correct: float = 0.0
+    """weight of the number of executed operations of a correct answer (PyVision-RL)"""
+    adaptive_calls: float = 0.0
+    """weight of calls only where they pay, 0..1, by the other rollouts of the group (Chain-of-Focus)"""
     tool_penalty: float = 0.0
     """weight of minus the score when any operation is called"""
     unrepaired_error_zero: float = 0.0
@@ -75,6 +79,8 @@ LABELLED = (
     "accuracy",
     "wrong",
     "tool_if_correct",
+    "tool_calls_if_correct",
+    "adaptive_calls",
     "tool_penalty",
     "unrepaired_error_zero",
     "length",
@@ -188,7 +194,7 @@ class RewardsConfig(Section):
     """definition of a well-formed turn"""
     curiosity: CuriosityConfig = CuriosityConfig()
     tool_above: float = Field(0.5, ge=0, lt=1)
-    """score above which tool_if_correct counts an answer as correct"""
+    """score above which tool_if_correct and tool_calls_if_correct count an answer as correct"""
     max_answer_chars: NonNegativeInt = 0
     """length from which an answer counts as wrong and malformed; 0: no limit"""
     length_start: NonNegativeInt = 0

@@ -150,6 +150,12 @@ class Context:
     def score(self, trajectory: Trajectory) -> float:
         return _value_or_raise(self.scores[trajectory.id])
 
+    @cached_property
+    def right_without_calls(self) -> bool:
+        """Whether a rollout of the group is right and called nothing."""
+        direct = (self.scores[t.id] for t in self.valid if not calls(t, "requested"))
+        return any(not isinstance(score, DataFailure) and score > 0.5 for score in direct)
+
     @property
     def scorer(self) -> str:
         return self.settings.scorer_of(self.question.task, self.question.scorer)
@@ -250,6 +256,21 @@ def efficiency(trajectory: Trajectory, context: Context) -> float:
 def tool_if_correct(trajectory: Trajectory, context: Context) -> float:
     """1.0 with an executed operation and a score above ``rewards.tool_above`` (DeepEyes, arXiv 2505.14362)."""
     return float(context.score(trajectory) > context.settings.tool_above and trajectory.operations_ok > 0)
+
+
+def tool_calls_if_correct(trajectory: Trajectory, context: Context) -> float:
+    """The executed operations of an answer above ``rewards.tool_above`` (PyVision-RL, arXiv 2602.20739)."""
+    return float(trajectory.operations_ok) if context.score(trajectory) > context.settings.tool_above else 0.0
+
+
+def adaptive_calls(trajectory: Trajectory, context: Context) -> float:
+    """The group-aware reward of Chain-of-Focus (AGAR, arXiv 2505.15436): calls only where they pay.
+
+    1 for a right answer, 0.8 for one with a call where another rollout is right without.
+    """
+    if context.score(trajectory) <= 0.5:
+        return 0.0
+    return 0.8 if calls(trajectory, "requested") and context.right_without_calls else 1.0
 
 
 def tool_penalty(trajectory: Trajectory, context: Context) -> float:
@@ -359,6 +380,8 @@ TERMS: dict[str, Term] = {
     "curiosity_bonus": Term(curiosity_bonus, 0.0, INFINITE),
     "efficiency": Term(efficiency, -INFINITE, 0.0),
     "tool_if_correct": Term(tool_if_correct, 0.0, 1.0),
+    "tool_calls_if_correct": Term(tool_calls_if_correct, 0.0, INFINITE),
+    "adaptive_calls": Term(adaptive_calls, 0.0, 1.0),
     "tool_penalty": Term(tool_penalty, -1.0, 0.5),
     "unrepaired_error_zero": Term(unrepaired_error_zero, -1.0, 0.5),
     "overlong": Term(overlong, -1.0, 0.0),

@@ -33,6 +33,7 @@ BOX = {"bbox_2d": [0.1, 0.1, 0.9, 0.9], "target_image": 1}
 CROP = f"Closer.<tool_call>{json.dumps({'name': 'crop_image_normalized', 'arguments': BOX})}</tool_call>"
 GROUNDED = json.dumps({"bbox_2d": [0.1, 0.1, 0.9, 0.9], "source": "original_image"})
 GROUND = f"<think>Closer.</think><grounding>{GROUNDED}</grounding>"
+FOCUS = {"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [0, 0, 300, 400]}}
 VISUAL_PROBE = {"problem": "<image>\nWhat color?", "solution": "red", "data_source": "visual_probe_train"}
 DRY = (
     # The layers of the tiny model are too small for the rank of some recipes.
@@ -91,6 +92,17 @@ def files(picture: bytes) -> dict[str, list[dict[str, Any]]]:
     triangle = {"images": [inside], "problem": "<image>Find x.", "answer": "3"}
     tests = ("VisualProbe_Hard", "VisualProbe_Medium", "VisualProbe_Easy", "Vstar_Bench")
     problems = "Reason-RFT-CoT-Dataset/train_jsons"
+    focus = [
+        {"role": "user", "content": "<image>What color?"},
+        {
+            "role": "assistant",
+            "content": f"<think>Closer.</think> <tool_call>{json.dumps(FOCUS)}</tool_call>",
+        },
+        {"role": "user", "content": "<image>"},
+        {"role": "assistant", "content": "<think>Red.</think> <answer>red</answer>"},
+    ]
+    pyvision = {"id": "0", "question": "What color?", "answer": "red", "ability": "visual_search"}
+    pyvision |= {"data_source": "deepeyes", "image_path": IMAGE}
     return {
         "PixelReasoner-SFT-Data/release.json": [{"message_list": chat}],
         "PixelReasoner-RL-Data/release.parquet": [boxed | {"image": [IMAGE], "is_video": False}],
@@ -124,6 +136,11 @@ def files(picture: bytes) -> dict[str, list[dict[str, Any]]]:
         "geometry3k/train.parquet": [triangle],
         "geometry3k/test.parquet": [triangle],
         "math12k/train.jsonl": [{"problem": "3 + 4?", "answer": "7"}],
+        "CoF-SFT-Data-5.4k/cof_sft_data_5.4k.json": [{"messages": focus, "images": [IMAGE, IMAGE]}],
+        "CoF-RL-Data/train.json": [
+            {"question": "What color?", "groundtruth": "red", "image_name": IMAGE, "data_source": "vstar"}
+        ],
+        "PyVision-Image-RL-Data/pyvision_image_rl_data.json": [pyvision],
         **{f"reason_rft_tests/{names[0]}": [_tested(split)] for split, names in REASON_RFT.items()},
     }
 
@@ -140,11 +157,16 @@ def write_folder(base: Path) -> None:
     for other in others:
         other.parent.mkdir(parents=True, exist_ok=True)
         other.symlink_to(first)
+    tiny_model.make(base / "Qwen/Qwen3-VL-8B-Instruct", "qwen3_vl")
+    tiny_model.make(base / "Qwen/Qwen3.5-9B", "qwen3_5")
     data = base / "data"
     picture = np.full((400, 600, 3), 90, np.uint8)
     owners = (
         "PixelReasoner-SFT-Data",
         "PixelReasoner-RL-Data",
+        "CoF-SFT-Data-5.4k",
+        "CoF-RL-Data",
+        "PyVision-Image-RL-Data",
         "r1_v",
         *(f"mini_o3{folder}" for folder in ("", "/train", "/test")),
     )

@@ -29,8 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_system_has_a_section_with_commands() -> None:
     systems = [
-        "Pixel-Reasoner", "Reason-RFT", "TTRL", "Mini-o3", "R1-V", "DeepEyes", "EasyR1",
-        "lmms-eval and VLMEvalKit",
+        "Pixel-Reasoner", "Reason-RFT", "TTRL", "Mini-o3", "R1-V", "DeepEyes", "Chain-of-Focus", "PyVision-RL",
+        "Qwen3-VL and Qwen3.5", "EasyR1", "lmms-eval and VLMEvalKit",
     ]  # fmt: skip
     assert list(SECTIONS) == systems
     for title in systems:

@@ -142,6 +142,20 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     # arXiv 2505.14362.
     "deepeyes": Algorithm({"advantage": {"eps": 1e-6}}),
+    # arXiv 2505.15436, settings of its code.
+    "chain_of_focus": Algorithm({"advantage": {"eps": 1e-6}, "loss": {"kl": 0.001}}),
+    # PyVision-RL, arXiv 2602.20739, settings of its code: mean only, groups of equal rewards are replaced,
+    # episodes without room for tokens or images count in the statistics of their group and are not learnt.
+    "pyvision_rl": Algorithm(
+        {
+            "advantage": {
+                "scale": "none",
+                "exclude": ["over_context", "over_images"],
+                "count_excluded": True,
+            },
+            "filter": {"key": "reward"},
+        }
+    ),
     # arXiv 2603.25091: half of a batch may be replayed from the rollouts with the largest advantages.
     "pixelis": Algorithm(
         {

@@ -91,6 +91,18 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
         "tasks": {"math": {"weights": {"accuracy": 1.2, "format": 0.4}, "format": "boxed_once"}},
         "judge": {"required": True},
     },
+    # PyVision-RL, arXiv 2602.20739, and its code: 0.1 for each tool call, only with a correct answer.
+    "pyvision-rl": {
+        "weights": {"accuracy": 1.0, "tool_calls_if_correct": 0.1},
+        "max_answer_chars": 1000,
+        "judge": {"required": True},
+    },
+    # Chain-of-Focus, arXiv 2505.15436, its code. Theirs pays a wrong answer half for a call, which rewards looking
+    # alone, and a tenth for its form.
+    "chain-of-focus": {
+        "weights": {"accuracy": 0.0, "adaptive_calls": 1.0},
+        "judge": {"required": True},
+    },
     # TreeVGR, arXiv 2507.07999. Theirs pays for the regions of a wrong answer too, which rewards looking alone.
     "treevgr": {
         "weights": {"accuracy": 1.0, "format": 1.0, "dual_iou": 1.0},

@@ -200,12 +200,16 @@ class _Reader:
 def _dialect(replies: str) -> Dialect:
     if "<grounding>" in replies:
         return DIALECTS["mini_o3"]
+    if "<function=image_zoom_in_tool>" in replies:
+        return DIALECTS["qwen3_5"]
+    if "image_zoom_in_tool" in replies and '"img_idx"' in replies:
+        return DIALECTS["qwen3_vl"]
     if "image_zoom_in_tool" in replies or "image_rotate_tool" in replies:
         return DIALECTS["deepeyes"]
     if "crop_image_normalized" in replies or "target_frames" in replies:
         return DIALECTS["pixel_reasoner"]
     if "<tool_call>" in replies:
-        return DIALECTS["qwen"]
+        return DIALECTS["qwen_xml" if "<function=" in replies else "qwen"]
     return DIALECTS["pixel_reasoner" if "\\boxed" in replies and "<answer>" not in replies else "plain"]
 
 

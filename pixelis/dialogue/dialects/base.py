@@ -348,6 +348,12 @@ def first_image(scale: Scale) -> str:
     return next(iter(scale.images), DEFAULT_TARGET)
 
 
+def rounded(value: Any) -> Any:
+    """A list of numbers as whole numbers; anything else as it is, for the scale to refuse."""
+    numbers = isinstance(value, list) and all(type(v) in (int, float) for v in value)
+    return [round(v) for v in value] if numbers else value
+
+
 def region(action: Action) -> list[float]:
     """The region of a zoom as a plain box, padding included, for dialects that know only boxes."""
     if set(action.arguments) == {"box"} and isinstance(action.arguments["box"], list | tuple):

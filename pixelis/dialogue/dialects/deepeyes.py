@@ -18,6 +18,7 @@ from pixelis.dialogue.dialects.base import (
     interleaved,
     numbers_schema,
     region,
+    rounded,
 )
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
@@ -126,9 +127,7 @@ class DeepEyes(Dialect):
 
 def _box(value: Any, target: str, scale: Scale) -> Any:
     """A box in pixels of the image as shown that DeepEyes does not refuse."""
-    if isinstance(value, list) and all(type(v) in (int, float) for v in value):
-        value = [round(v) for v in value]
-    left, top, right, bottom = scale.read("bbox_2d", value, target)  # type: ignore[misc]
+    left, top, right, bottom = scale.read("bbox_2d", rounded(value), target)  # type: ignore[misc]
     width, height = scale.extent(target)
     sides = round((right - left) * width), round((bottom - top) * height)
     if min(sides) <= MIN_SIDE:

@@ -56,36 +56,43 @@ class QwenXml(Qwen):
         return [Tag("<think>"), f"\n{think}\n", Tag("</think>"), "\n\n"] if think else []
 
     def _dump(self, call: Any) -> str:
-        lines = [f"<function={call['name']}>"]
-        for name, value in call["arguments"].items():
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            lines += [f"<parameter={name}>", text, "</parameter>"]
-        return "\n".join(["", *lines, "</function>", ""])
+        return write_call(call)
 
     def _load(self, text: str) -> Any:
-        """Name and arguments of a call; values are still text."""
-        function = _FUNCTION.fullmatch(text)
-        if function is None:
-            raise OperationError("a call is <function=name>...</function>", code="bad_json")
-        parameters = list(_PARAMETER.finditer(function[2]))
-        arguments = {match[1].strip(): match[2] for match in parameters}
-        if _PARAMETER.sub("", function[2]).strip() or len(arguments) != len(parameters):
-            raise OperationError(
-                "write each parameter once: <parameter=name>...</parameter>", code="bad_json"
-            )
-        return {"name": function[1].strip(), "arguments": arguments}
+        return read_call(text)
 
     def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
         if (operation := operations.get(call["name"])) is not None:
             described = self.schema(operation, scale.kind)["function"]["parameters"]["properties"]
             arguments = {
-                name: _value(text, described.get(name, {})) for name, text in call["arguments"].items()
+                name: read_value(text, described.get(name, {})) for name, text in call["arguments"].items()
             }
             call = {"name": call["name"], "arguments": arguments}
         return super()._read_call(call, operations, scale)
 
 
-def _value(text: str, described: Any) -> Any:
+def write_call(call: dict[str, Any]) -> str:
+    """``{"name":..,"arguments":{..}}`` in tags, between line breaks."""
+    lines = [f"<function={call['name']}>"]
+    for name, value in call["arguments"].items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        lines += [f"<parameter={name}>", text, "</parameter>"]
+    return "\n".join(["", *lines, "</function>", ""])
+
+
+def read_call(text: str) -> dict[str, Any]:
+    """Name and arguments of a call in tags, values as text. OperationError ``bad_json``."""
+    function = _FUNCTION.fullmatch(text)
+    if function is None:
+        raise OperationError("a call is <function=name>...</function>", code="bad_json")
+    parameters = list(_PARAMETER.finditer(function[2]))
+    arguments = {match[1].strip(): match[2] for match in parameters}
+    if _PARAMETER.sub("", function[2]).strip() or len(arguments) != len(parameters):
+        raise OperationError("write each parameter once: <parameter=name>...</parameter>", code="bad_json")
+    return {"name": function[1].strip(), "arguments": arguments}
+
+
+def read_value(text: str, described: Any) -> Any:
     """A parameter's value, by its JSON schema: text as it stands, all else JSON."""
     described = described if isinstance(described, Mapping) else {}
     options = described.get("anyOf", [described])

@@ -200,6 +200,13 @@ def messages_chat(name: str, *texts: str) -> dict[str, Any]:
 
 RED = "<think>It is red.</think><answer>red</answer>"
 ZOOM = '{"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [0, 0, 40, 40], "label": "it"}}'
+NATIVE = (
+    '{"name": "image_zoom_in_tool", "arguments": {"label": "it", "bbox_2d": [0, 0, 500, 1000], "img_idx": 0}}'
+)
+NATIVE_XML = (
+    "<function=image_zoom_in_tool>\n<parameter=bbox_2d>\n[0, 0, 500, 1000]\n</parameter>\n"
+    "<parameter=label>\nit\n</parameter>\n<parameter=img_idx>\n0\n</parameter>\n</function>"
+)
 CHATS = {
     "mini_o3, boxes of four decimals, a line break after the thought": mini_o3_chat(
         ground("[0.1234, 0.0501, 0.6789, 0.9]").replace("</think>", "</think>\n"),
@@ -229,6 +236,20 @@ CHATS = {
         "<tool_response><image></tool_response>",
         "<think>t</think><answer>7</answer>",
     ),
+    "qwen3_vl, prose before the call": messages_chat(
+        "q1",
+        "<image>How many?",
+        f"I look closer.\n<tool_call>\n{NATIVE}\n</tool_call>",
+        "<tool_response>\n<image>\n</tool_response>",
+        "<answer>7</answer>",
+    ),
+    "qwen3_5, an empty thought": messages_chat(
+        "q2",
+        "<image>How many?",
+        f"<think>\n\n</think>\n\n<tool_call>\n{NATIVE_XML}\n</tool_call>",
+        "<tool_response>\n<image>\n</tool_response>",
+        "<think>\nt\n</think>\n\n<answer>7</answer>",
+    ),
 }
 LEARNT: list[tuple[list[bool], list[str | None], list[list[float]]]] = [
     ([True] * 3, ["img0", "obs1", None], [[0.1234, 0.0501, 0.6789, 0.9], [0.25, 0.5, 0.75, 1.0]]),
@@ -237,7 +258,7 @@ LEARNT: list[tuple[list[bool], list[str | None], list[list[float]]]] = [
     ([False, True, True], ["img0", "img0", None], [[0.0, 0.0, 0.3, 0.3], [0.5, 0.25, 0.9, 0.75]]),
     ([True], [None], []),
     ([True], [None], []),
-    ([True, True], ["img0", None], [[0.0, 0.0, 0.5, 1.0]]),
+    *[([True, True], ["img0", None], [[0.0, 0.0, 0.5, 1.0]])] * 3,
 ]
 """Of each chat: which turns are learnt, the targets of its turns, the boxes of its calls."""
 

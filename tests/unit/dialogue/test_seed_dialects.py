@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -45,7 +45,7 @@ FRAMES = [
 ]
 PICTURE, CLIP = Scale.of("pixels", VIEWS, slack=28), Scale.of("pixels", FRAMES, slack=28)
 ALL = OPERATIONS
-SEEDS = ["mini_o3", "pixel_reasoner", "deepeyes", "plain"]
+SEEDS = ["mini_o3", "pixel_reasoner", "deepeyes", "qwen3_vl", "qwen3_5", "plain"]
 
 
 def zoom(target: str = "img0", **more: object) -> Action:
@@ -68,6 +68,21 @@ def tool(arguments: str, name: str = "image_zoom_in_tool") -> str:
     return f'<think>t</think><tool_call>{{"name":"{name}","arguments":{arguments}}}</tool_call>'
 
 
+def native(box: str, number: int = 0, label: str = "region", think: str = "t") -> str:
+    """As Qwen3-VL writes it in its cookbook's output."""
+    arguments = f'{{"label": "{label}", "bbox_2d": {box}, "img_idx": {number}}}'
+    call = f'<tool_call>\n{{"name": "image_zoom_in_tool", "arguments": {arguments}}}\n</tool_call>'
+    return f"<think>\n{think}\n</think>\n\n{call}"
+
+
+def tagged(box: str, number: int = 0, label: str = "region", think: str = "t") -> str:
+    """As the chat template of Qwen3.5 writes it."""
+    values = {"label": label, "bbox_2d": box, "img_idx": number}
+    tags = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in values.items())
+    call = f"<tool_call>\n<function=image_zoom_in_tool>\n{tags}</function>\n</tool_call>"
+    return f"<think>\n{think}\n</think>\n\n{call}"
+
+
 SELECT = Action(op="select_frames", target="vid0", arguments={"frames": [2, 3, 8]})
 ROTATE = Action(op="rotate", arguments={"angle": 90})
 FORMS = [
@@ -82,6 +97,11 @@ FORMS = [
     ("deepeyes", PICTURE, zoom(), tool('{"bbox_2d":[56,70,280,210]}')),
     ("deepeyes", CLIP, zoom("vid0.0"), tool('{"bbox_2d":[28,35,140,105]}')),
     ("deepeyes", PICTURE, ROTATE, tool('{"angle":90}', "image_rotate_tool")),
+    ("qwen3_vl", PICTURE, zoom(), native("[100, 250, 500, 750]")),
+    ("qwen3_vl", PICTURE, zoom("obs1"), native("[100, 250, 500, 750]", 1)),
+    ("qwen3_vl", CLIP, zoom("vid0.1"), native("[100, 250, 500, 750]", 1)),
+    ("qwen3_5", PICTURE, zoom(), tagged("[100, 250, 500, 750]")),
+    ("qwen3_5", PICTURE, zoom("obs1"), tagged("[100, 250, 500, 750]", 1)),
 ]
 
 
@@ -92,7 +112,7 @@ def test_calls_are_written_in_the_form_of_the_seed_system_and_read_back(
     spoken = DIALECTS[dialect]
     assert "".join(spoken.render(action, scale, "t")) == text
     reply = spoken.parse(text, ALL, scale)
-    assert (reply.action, reply.think, reply.error) == (action, "t", None)
+    assert (reply.action, (reply.think or "").strip(), reply.error) == (action, "t", None)
     assert spoken.well_formed(text)
 
 
@@ -120,6 +140,22 @@ BAD = [
     ("deepeyes", tool('{"bbox":[1,2,30,40]}'), "bad_arguments"),
     ("deepeyes", tool('{"bbox_2d":[0.1,0.2,0.3,0.4]}'), "bad_box"),
     ("deepeyes", tool("{}", "image_rotate_tool"), "bad_arguments"),
+    ("qwen3_vl", "<tool_call>zoom in</tool_call>", "bad_json"),
+    ("qwen3_vl", '<tool_call>{"name": "image_zoom_in_tool", "arguments": {', "bad_json"),
+    ("qwen3_vl", tool("{}", "zoom_in"), "unknown_op"),
+    ("qwen3_vl", tool('{"label":"cup","img_idx":0}'), "bad_arguments"),
+    ("qwen3_vl", tool('"[1,2,3,4]"'), "bad_arguments"),
+    ("qwen3_vl", native("[0, 0, 500]"), "bad_box"),
+    ("qwen3_vl", native("[500, 0, 100, 100]"), "bad_box"),
+    ("qwen3_vl", native("[0.1, 0.2, 0.3, 0.4]"), "bad_box"),
+    ("qwen3_vl", native("[1001, 0, 1100, 100]"), "out_of_range"),
+    ("qwen3_vl", native("[0, 0, 500, 500]", 2), "bad_target"),
+    ("qwen3_vl", native("[0, 0, 500, 500]", -1), "bad_target"),
+    ("qwen3_vl", tool('{"bbox_2d":[0,0,9,9],"img_idx":true}'), "bad_target"),
+    ("qwen3_5", native("[0, 0, 500, 500]"), "bad_json"),
+    ("qwen3_5", tagged("[0, 0, 500, 500"), "bad_json"),
+    ("qwen3_5", tagged("[0, 0, 500, 500]", 2), "bad_target"),
+    ("qwen3_5", tagged("[0, 0, 500, 500]").replace("image_zoom_in_tool", "zoom_in"), "unknown_op"),
 ]
 
 
@@ -135,7 +171,9 @@ def test_broken_calls_are_named_not_raised_and_the_message_is_short(
 
 def test_what_is_not_offered_cannot_be_called() -> None:
     turn = tool('{"angle":90}', "image_rotate_tool")
-    for dialect, text in (("mini_o3", ground(BOX)), ("pixel_reasoner", crop(BOX)), ("deepeyes", turn)):
+    calls = {"mini_o3": ground(BOX), "pixel_reasoner": crop(BOX), "deepeyes": turn}
+    calls |= {"qwen3_vl": native("[0, 0, 500, 500]"), "qwen3_5": tagged("[0, 0, 500, 500]")}
+    for dialect, text in calls.items():
         assert DIALECTS[dialect].parse(text, {}, PICTURE).error.code == "unknown_op"
     idle = DIALECTS["plain"].parse(turn, ALL, PICTURE)
     assert (idle.action, idle.answer, idle.error) == (None, None, None)
@@ -161,6 +199,10 @@ TAGGED = ("mini_o3", "deepeyes", "plain")
         (("pixel_reasoner",), "\\boxed{7", None, False),
         (("pixel_reasoner",), "<think>\\boxed{1}?</think>It is \\boxed{7}", "7", True),
         (("pixel_reasoner",), "<answer>7</answer>", "7", False),  # its code counts the tags
+        (("qwen3_vl", "qwen3_5"), "<answer>7</answer>", "7", True),
+        (("qwen3_vl", "qwen3_5"), "The sign says 7, so: <answer>7</answer>", "7", True),
+        (("qwen3_vl", "qwen3_5"), "<think>\nt\n</think>\n\nIt is \\boxed{7}.", "7", False),
+        (("qwen3_vl", "qwen3_5"), "<answer>7</answer> I think", "7", False),
     ],
 )
 def test_answers_and_order(dialects: Sequence[str], text: str, answer: str | None, fine: bool) -> None:
@@ -202,6 +244,8 @@ def test_only_operations_with_a_form_in_the_dialect_are_offered() -> None:
     assert {dialect: names(dialect) for dialect in DIALECTS} == {
         "qwen": rotate,
         "qwen_xml": rotate,
+        "qwen3_vl": ["zoom_in"],
+        "qwen3_5": ["zoom_in"],
         "mini_o3": ["zoom_in"],
         "pixel_reasoner": ["zoom_in", "select_frames"],
         "deepeyes": ["zoom_in", "rotate"],
@@ -211,8 +255,9 @@ def test_only_operations_with_a_form_in_the_dialect_are_offered() -> None:
     large = renderer("large")
     with pytest.raises(BadConfig, match="mini_o3 does not support read_text"):
         Renderer(large.tokenizer, large.spec, DialogueConfig(dialect="mini_o3"), [OPERATIONS["read_text"]])
-    with pytest.raises(ValidationError, match="has its own"):
-        DialogueConfig(dialect="mini_o3", coordinates="pixels")
+    for dialect in ("mini_o3", "qwen3_vl"):
+        with pytest.raises(ValidationError, match="has its own"):
+            DialogueConfig(dialect=dialect, coordinates="pixels")
 
 
 # -- wording, in tokens
@@ -228,6 +273,8 @@ def speaker(dialect: str) -> Renderer:
 SCHEMAS = {
     "pixel_reasoner": ["crop_image_normalized", "select_frames"],
     "deepeyes": ["image_zoom_in_tool", "image_rotate_tool"],
+    "qwen3_vl": ["image_zoom_in_tool"],
+    "qwen3_5": ["image_zoom_in_tool"],
 }
 
 
@@ -333,6 +380,52 @@ def test_an_episode_in_deepeyes_zooms_in_pixels_of_the_view_and_turns_the_pictur
     turned_width, turned_height = t.images[2].view_size
     assert (width > height, turned_width < turned_height) == (True, True)
     assert formats.balanced(t) == 0.0
+
+
+QWEN3_VL_TOOLS = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+    '{"type": "function", "function": {"name": "image_zoom_in_tool", "description": "Zoom in on a specific region '
+    'of an image by cropping it based on a bounding box (bbox) and an optional object label", "parameters": '
+    '{"type": "object", "properties": {"bbox_2d": {"type": "array", "items": {"type": "number"}, "minItems": 4, '
+    '"maxItems": 4, "description": "The bounding box of the region to zoom in, as [x1, y1, x2, y2], where (x1, y1) '
+    'is the top-left corner and (x2, y2) is the bottom-right corner"}, "label": {"type": "string", "description": '
+    '"The name or label of the object in the specified bounding box"}, "img_idx": {"type": "number", "description": '
+    '"The index of the zoomed-in image (starting from 0)"}}, "required": ["bbox_2d", "label", "img_idx"]}}}\n</tools>\n\n'
+    "For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML "
+    'tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)  # fmt: skip
+"""The system message of Qwen-Agent (nous_fncall_prompt) and of Qwen3-VL's chat template with its zoom."""
+
+
+def test_qwen3_vl_is_told_of_its_zoom_and_shown_crops_as_it_was_trained(picture: Media) -> None:
+    prose = native("[200, 200, 800, 800]", label="cup").partition("</think>\n\n")[2]
+    again = native("[300, 300, 600, 600]", label="rim")
+    t = play("qwen3_vl", [f"I zoom in on the cup.\n{prose}", again, "So: " + ANSWER[16:]], picture)
+    finished(t, "qwen3_vl", ["img0", "obs1", "obs2"])
+    assert t.turns[0].text == QWEN3_VL_TOOLS
+    assert [image.parent for image in t.images[1:]] == ["img0", "img0"]
+    np.testing.assert_allclose(t.images[1].box, [0.2, 0.2, 0.8, 0.8], atol=3e-3)
+    shown = [turn for turn in t.turns if turn.role == "tool"]
+    pads = "<|image_pad|>" * shown[0].tokens.count(speaker("qwen3_vl").spec.image_token)
+    assert speaker("qwen3_vl").tokenizer.decode(shown[0].tokens) == (
+        f"\n<|im_start|>user\n<tool_response>\n<|vision_start|>{pads}<|vision_end|>\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(("dialect", "write"), [("qwen3_vl", native), ("qwen3_5", tagged)])
+def test_img_idx_counts_the_pictures_of_the_user_before_crops(
+    dialect: str, write: Callable[..., str]
+) -> None:
+    later = Scale.of("thousand", [*VIEWS, ImageView(id="img1", view_size=(56, 56))])
+    spoken = DIALECTS[dialect]
+    for number, target in enumerate(("img0", "img1", "obs1")):
+        text = write("[100, 250, 500, 750]", number)
+        assert spoken.parse(text, ALL, later).action == zoom(target)
+        assert "".join(spoken.render(zoom(target), later, "t")) == text
+    moved = spoken.rewrite(write("[0, 0, 9, 9]", 2, "red cup"), [zoom("img1")], later)
+    assert moved == write("[100, 250, 500, 750]", 1, "red cup")
 
 
 def test_an_episode_in_plain_is_one_thought_and_an_answer(picture: Media) -> None:

@@ -142,6 +142,8 @@ FORMULAS: dict[str, Callable[[list[Sequence]], torch.Tensor]] = {
     "ttrl": clipped(kl=0.001),
     "mini_o3": clipped(0.3),
     "deepeyes": clipped(),
+    "chain_of_focus": clipped(kl=0.001),
+    "pyvision_rl": clipped(),
     "pixelis": clipped(kl=0.001),
 }
 
@@ -323,6 +325,8 @@ ADVANTAGES: dict[str, Callable[[], list[list[float]]]] = {
     "ttrl": lambda: standard(1e-6),
     "mini_o3": lambda: standard(1e-6),
     "deepeyes": lambda: standard(1e-6),
+    "chain_of_focus": lambda: standard(1e-6),
+    "pyvision_rl": centred,
     "pixelis": lambda: standard(1e-4),
 }
 

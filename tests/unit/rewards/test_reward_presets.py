@@ -149,6 +149,31 @@ def test_deepeyes_repo():
     assert rewards("deepeyes-repo", said("7" * 1000, "ok"), answers=["7" * 1000]) == pytest.approx([-0.2])
 
 
+def test_chain_of_focus_repo():
+    zoomed, lost, bad = said("7", "ok"), said("1", "ok"), said("1", last=f"so {A}")
+    # Right without a call 1.0, with one 0.8 where another is right without; their code pays 0.5 for a wrong one with a call
+    episodes = [RIGHT, zoomed, said("7", "error"), lost, WRONG, bad]
+    assert rewards("chain-of-focus", *episodes) == pytest.approx([1.0, 0.8, 0.8, 0.0, 0.0, 0.0])
+    assert rewards("chain-of-focus", zoomed, lost, WRONG) == pytest.approx([1.0, 0.0, 0.0])
+
+
+def test_pyvision_rl():
+    # acc + 0.1 * calls with a right answer; a call that fails is none
+    episodes = [RIGHT, said("7", "ok"), said("7", "ok", "ok", "error", "ok"), said("1", "ok", "ok"), WRONG]
+    assert rewards("pyvision-rl", *episodes) == pytest.approx([1.0, 1.1, 1.3, 0.0, 0.0])
+    assert rewards("pyvision-rl", said("7" * 1000, "ok"), answers=["7" * 1000]) == [0.0]
+
+
+def test_pyvision_rl_counts_episodes_without_room_and_does_not_learn_them():
+    settings = config.load(None, ["rewards.preset=pyvision-rl", "rft.algorithm=pyvision_rl"]).rft
+    assert settings.advantage.count_excluded
+    stops = {stop.value for stop in StopReason} - set(settings.advantage.exclude)
+    assert stops == {"answer", "no_action", "call", "done", "length", "over_turn", "deadline", "error"}
+    assert batch_advantages([[1.3, 1.0, 0.0, 0.0]], settings.advantage)[0] == pytest.approx(
+        [0.725, 0.425, -0.575, -0.575]
+    )
+
+
 def looked(answer: str, *views: ImageView) -> Trajectory:
     """An episode whose calls showed these views."""
     episode = said(answer, *["ok"] * len(views))
