@@ -1,8 +1,9 @@
-"""The published settings of the systems in docs/reproduce.md beside those that their recipes resolve to.
+"""The published figures and settings of the systems in docs/reproduce.md, the settings beside those of our recipes.
 
 python scripts/reproduce.py [--write]
 
-The published ones are in `configs/reproduce/SYSTEM/published.toml`. --write replaces the tables of docs/reproduce.md.
+The settings are in `configs/reproduce/SYSTEM/published.toml`, the figures in its `figures*.toml`.
+--write replaces the tables of docs/reproduce.md.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pixelis import config
+from pixelis.config import published
 from pixelis.config.root import RECIPES
 
 FOLDER = RECIPES / "reproduce"
@@ -95,13 +97,37 @@ def table(folder: str, system: System) -> str:
     return "\n".join(lines)
 
 
+def figures() -> dict[Path, published.PublishedFigures]:
+    """The published figures by their file."""
+    return {path: published.read(path) for path in sorted(FOLDER.glob("*/figures*.toml"))}
+
+
+def figure_table() -> str:
+    """The published figures of all systems in Markdown."""
+    lines = [
+        "| system, model | evaluation | base | published | source | recipes |",
+        "|---|---|---|---|---|---|",
+    ]
+    for path, of_model in figures().items():
+        folder, (_, *size) = path.parent.name, path.stem.split("_")
+        first = f"{systems()[folder].name}, {of_model.model}"
+        recipes = f"`{folder}/*_{size[0]}`" if size else f"`{folder}`"
+        for figure in of_model.figures:
+            metric = "" if figure.metric == "accuracy" else f", {figure.metric}"
+            numbers = f"{'' if figure.base is None else figure.base} | {figure.published}"
+            lines.append(f"| {first} | {figure.name}{metric} | {numbers} | {figure.source} | {recipes} |")
+            first = recipes = ""
+    return "\n".join(lines)
+
+
 def page() -> str:
     """docs/reproduce.md with its tables as they should be."""
     text = PAGE.read_text(encoding="utf-8")
-    for folder, system in systems().items():
-        start, end = f"<!-- settings of {folder} -->\n", "<!-- end -->\n"
+    tables = {f"settings of {folder}": table(folder, system) for folder, system in systems().items()}
+    for name, content in {"published figures": figure_table(), **tables}.items():
+        start, end = f"<!-- {name} -->\n", "<!-- end -->\n"
         before, _, rest = text.partition(start)
-        text = f"{before}{start}\n{table(folder, system)}\n\n{end}{rest.partition(end)[2]}"
+        text = f"{before}{start}\n{content}\n\n{end}{rest.partition(end)[2]}"
     return text
 
 
@@ -113,6 +139,7 @@ def main() -> None:
     if parser.parse_args().write:
         PAGE.write_text(page(), encoding="utf-8")
         return
+    print(f"{figure_table()}\n")
     for folder, system in systems().items():
         print(f"{system.name}\n\n{table(folder, system)}\n")
 

@@ -60,6 +60,8 @@ class EvaluateConfig(Section):
     """answer the same questions also without operations, and compare the two in pairs (`evaluate` only)"""
     baseline: str | None = None
     """run.dir of another evaluation of the same questions, to compare with in pairs"""
+    published: str | None = None
+    """TOML file of published figures to compare with (docs/reproduce.md; `evaluate` only)"""
     clusters: NonNegativeInt = 0
     """sort all questions into so many clusters of similar pictures and texts (shares of the variance:
     memory.visual), and show how often each is wrong, with pictures (`evaluate` only); 0: none"""

@@ -59,6 +59,7 @@ PATHS = (
     "data.train",
     "data.evaluate",
     "data.demonstrations",
+    "evaluate.published",
     "memory.dir",
     "evolution.canary.questions",
     "sft.validation",

@@ -33,7 +33,7 @@ from pixelis.errors import BadConfig, InfraFailure, PixelisError
 from pixelis.evaluation.ablation import question_scores
 from pixelis.files import write_json
 from pixelis.jobs import ablation_report
-from pixelis.jobs.command import CommandParser, asks_for_help
+from pixelis.jobs.command import asks_for_help, file_and_overrides
 from pixelis.jobs.driver import Stopped, driver
 from pixelis.records import Group
 from pixelis.telemetry.progress import clock
@@ -202,20 +202,15 @@ def show_plan(ablation: AblationConfig) -> None:
 
 
 def main() -> None:
-    words = sys.argv[1:]
-    if asks_for_help(words):
+    if asks_for_help(sys.argv[1:]):
         print((__doc__ or "").strip())
         return
     with driver("ablate"):
-        parser = CommandParser("ablate")
-        parser.add_argument("words", nargs="*")
-        parser.add_argument("--dry-run", action="store_true")
-        options = parser.parse_intermixed_args(words)
-        files = [word for word in options.words if "=" not in word]
-        if len(files) != 1:
-            raise BadConfig(f"{len(files)} ablation files", fix="pixelis ablate FILE; see configs/ablations")
-        ablation = read(files[0], [word for word in options.words if "=" in word])
-        if options.dry_run:
+        path, overrides, is_dry = file_and_overrides(
+            "ablate", fix="pixelis ablate FILE; see configs/ablations"
+        )
+        ablation = read(path, overrides)
+        if is_dry:
             show_plan(ablation)
         else:
             run(ablation)

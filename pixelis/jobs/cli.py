@@ -19,6 +19,7 @@ JOBS = (
     "ttrl",
     "ranks",
     "evaluate",
+    "reproduce",
     "ablate",
     "rate",
     "answer",

@@ -27,6 +27,18 @@ def asks_for_help(words: Sequence[str]) -> bool:
     return "--help" in words or "-h" in words
 
 
+def file_and_overrides(command: str, fix: str) -> tuple[str, list[str], bool]:
+    """The file, its ``key=value`` and whether to run dry, of ``pixelis COMMAND FILE ...``; BadConfig ends with ``fix``."""
+    parser = CommandParser(command)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--dry-run", action="store_true")
+    options = parser.parse_intermixed_args(sys.argv[1:])
+    files = [word for word in options.words if "=" not in word]
+    if len(files) != 1:
+        raise BadConfig(f"{len(files)} files", fix=fix)
+    return files[0], [word for word in options.words if "=" in word], options.dry_run
+
+
 @contextmanager
 def command(name: str, text: str | None) -> Iterator[CommandParser]:
     """Context of a command's main, with its parser: prints ``text`` if the words ask for help.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import shutil
@@ -9,9 +10,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import ray
 import yaml
 from ray.exceptions import RayError
 
@@ -30,6 +33,8 @@ from pixelis.policy.adapters import load_adapter
 from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.telemetry import lineage
 from pixelis.telemetry.trackers import log_results, require_trackers
+
+PACKAGES = ("pixelis", "torch", "ray", "transformers", "deepspeed", "peft", "vllm")
 
 
 class Stopped(KeyboardInterrupt):
@@ -167,8 +172,19 @@ def _check_same_run(folder: Path, config: Config) -> None:
         )
 
 
+def versions() -> dict[str, str]:
+    """The versions of the installed packages that decide how a run computes."""
+    return {name: metadata.version(name) for name in PACKAGES if importlib.util.find_spec(name)}
+
+
 def hardware() -> str:
+    """This machine, and the GPUs of the connected cluster."""
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
         names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     cpu = names[0] if names else platform.processor()
-    return f"{os.cpu_count()} CPU cores ({cpu}), {platform.system()}, Python {platform.python_version()}"
+    parts = [f"{os.cpu_count()} CPU cores ({cpu})"]
+    resources = ray.cluster_resources() if ray.is_initialized() else {}
+    if gpus := resources.get("GPU"):
+        kinds = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
+        parts.append(f"{gpus:g} GPUs ({', '.join(sorted(kinds))})")
+    return ", ".join([*parts, platform.system(), f"Python {platform.python_version()}"])

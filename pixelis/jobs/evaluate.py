@@ -3,7 +3,8 @@
 Prints accuracies with their 95 % intervals, of the whole and by category, the rate of pixel reasoning and the tool
 error rate; writes evaluation.json, scores-NAME.jsonl (by question), trajectories-NAME.jsonl and report.html to
 run.dir. Instead of a policy, `evaluate.api` evaluates any model behind an OpenAI-compatible address, and
-`evaluate.answers` scores another model's answers from a file and writes NAME_with_score.json.
+`evaluate.answers` scores another model's answers from a file and writes NAME_with_score.json. `evaluate.baseline`
+compares with another evaluation, `evaluate.published` with published figures.
 """
 
 from __future__ import annotations
@@ -22,12 +23,19 @@ from pixelis.config import Config
 from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import DataFailure
-from pixelis.evaluation import table
+from pixelis.evaluation import published, table
 from pixelis.evaluation.clusters import require_questions
 from pixelis.jobs import dry_run
 from pixelis.jobs.driver import job, make_run_dir, run_folder
 from pixelis.jobs.evaluate_api import answer_rows, evaluate_api, score_answers
-from pixelis.jobs.evaluation_arms import Arm, check_baseline, evaluate_sets, summary_of
+from pixelis.jobs.evaluation_arms import (
+    Arm,
+    check_baseline,
+    compare_with_published,
+    evaluate_sets,
+    read_published,
+    summary_of,
+)
 from pixelis.jobs.watch import watch_evaluation
 from pixelis.rewards.llm_client import LlmClient
 from pixelis.rewards.services import shared_services
@@ -118,7 +126,7 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
 
     ``actors`` of a training run evaluate its policy ``version``; by default they are placed for `policy.adapter`.
     """
-    check_baseline(config)
+    check_comparisons(config)
     e, summaries = config.evaluate, list[dict[str, Any]]()
     budgets: list[int | None] = list(dict.fromkeys(e.max_pixels)) or [None]
     with run_folder(config, held_out=list(config.held_out.values()), has_policy=e.api.url is None) as folder:
@@ -138,7 +146,7 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
             result = {"sets": summaries, "mean_by_max_pixels": means}
         elif e.sets:
             result = {"sets": summaries, "mean": mean_accuracy(summaries)}
-        (folder / "evaluation.json").write_text(json.dumps(result, indent=2), encoding="utf-8")
+        result = write_result(config, folder, result, summaries)
         lineage.record_in_run(folder / "evaluation.json", "evaluation")
         for summary in summaries:
             show(summary)
@@ -146,7 +154,30 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
             print(f"mean over {len(summaries)} sets {result['mean']:.3f}")
         for n, mean in result.get("mean_by_max_pixels", {}).items():
             print(f"{n} pixels: accuracy {mean:.3f}")
+        show_published(result)
     return summaries
+
+
+def check_comparisons(config: Config) -> None:
+    """Read what the evaluation is compared with, before it begins; raises as its readers do."""
+    check_baseline(config)
+    if config.evaluate.published is not None:
+        read_published(config.evaluate.published)
+
+
+def write_result(
+    config: Config, folder: Path, result: dict[str, Any], summaries: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Write evaluation.json; returns its content, with the comparison with `evaluate.published`."""
+    if config.evaluate.published is not None:
+        result = {**result, "published": compare_with_published(config.evaluate.published, folder, summaries)}
+    (folder / "evaluation.json").write_text(json.dumps(result, indent=2), encoding="utf-8")
+    return result
+
+
+def show_published(result: dict[str, Any]) -> None:
+    if "published" in result:
+        print("\n".join(published.lines(result["published"])))
 
 
 def needs(config: Config) -> list[reservations.Need]:
@@ -164,6 +195,8 @@ def inputs(config: Config) -> Iterator[dry_run.Input]:
         yield dry_run.Input("evaluate.answers", e.answers, lambda path: answer_rows(Path(path)))
     if e.baseline is not None:
         yield dry_run.Input("evaluate.baseline", e.baseline, lambda _: check_baseline(config))
+    if e.published is not None:
+        yield dry_run.Input("evaluate.published", e.published, read_published)
 
 
 def check(config: Config) -> None:
@@ -179,11 +212,12 @@ def start(config: Config) -> list[dict[str, Any]]:
     """`run`, or score the file `evaluate.answers`; returns the summaries."""
     if config.evaluate.answers is None:
         return run(config)
-    check_baseline(config)
+    check_comparisons(config)
     folder = make_run_dir(config)
     summary = score_answers(config, folder)
-    (folder / "evaluation.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
+    result = write_result(config, folder, summary, [summary])
     show(summary)
+    show_published(result)
     return [summary]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +14,15 @@ import ray
 
 from pixelis.actors import evaluation_report
 from pixelis.actors.group_views import GroupViews
-from pixelis.config import Config
+from pixelis.config import Config, published
+from pixelis.config.published import PublishedFigure, PublishedFigures
 from pixelis.errors import BadConfig, BadInput, MissingFile
 from pixelis.evaluation import outputs
 from pixelis.evaluation.capabilities import capabilities
 from pixelis.evaluation.causes import error_causes
 from pixelis.evaluation.looking import looking
 from pixelis.evaluation.metrics import correctness, summarise
+from pixelis.evaluation.published import compare_published
 from pixelis.evaluation.samples import breakdown, count_errors, question_rows, sample_metrics, seed_metrics
 from pixelis.evaluation.statistics import compare
 from pixelis.records import Group
@@ -144,10 +146,17 @@ def save(config: Config, folder: Path, arm: Arm) -> None:
 
 def compare_with(baseline: str, arm: Arm) -> dict[str, Any] | None:
     """The arm minus the scores of the same questions in another run.dir. MissingFile, BadInput."""
-    other = baseline_scores(baseline, arm.name)
-    if len(other.keys() & arm.correct.keys()) < 2:
-        raise BadInput(f"evaluate.baseline={baseline} shares no questions with {arm.name}", fix=SAME_SETS)
-    return compare(arm.correct, other)
+    return _compare_shared(
+        arm.correct, baseline_scores(baseline, arm.name), arm.name, f"evaluate.baseline={baseline}"
+    )
+
+
+def _compare_shared(
+    ours: Mapping[str, float], others: Mapping[str, float], name: str, source: str
+) -> dict[str, Any] | None:
+    if len(others.keys() & ours.keys()) < 2:
+        raise BadInput(f"{source} shares no questions with {name}", fix=SAME_SETS)
+    return compare(ours, others)
 
 
 def baseline_scores(baseline: str, name: str) -> dict[str, float]:
@@ -159,6 +168,11 @@ def baseline_scores(baseline: str, name: str) -> dict[str, float]:
         if len(others) != 1:
             raise MissingFile(f"evaluate.baseline={baseline} has no {path.name}", fix=SAME_SETS)
         (path,) = others
+    return read_scores(path)
+
+
+def read_scores(path: Path) -> dict[str, float]:
+    """Mean score by question of a file ``scores-NAME.jsonl``. BadInput."""
     try:
         # Text would be split at U+2028 too
         rows = [json.loads(line) for line in path.read_bytes().splitlines()]
@@ -185,3 +199,24 @@ def check_baseline(config: Config) -> None:
     for name in names:
         for max_pixels in budgets or [None]:
             baseline_scores(e.baseline, arm_name(name, max_pixels))
+
+
+def read_published(path: str) -> PublishedFigures:
+    """`published.read`, and the scores that the figures name. MissingFile, BadConfig, BadInput."""
+    figures = published.read(path)
+    for figure in figures.figures:
+        if figure.scores is not None:
+            read_scores(Path(figure.scores))
+    return figures
+
+
+def compare_with_published(path: str, folder: Path, summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """`compare_published` of the evaluation in ``folder`` with the figures in the file at ``path``."""
+
+    def pair(figure: PublishedFigure, name: str) -> dict[str, Any] | None:
+        theirs = str(figure.scores)
+        return _compare_shared(
+            read_scores(folder / f"scores-{name}.jsonl"), read_scores(Path(theirs)), name, theirs
+        )
+
+    return compare_published(read_published(path), summaries, pair)

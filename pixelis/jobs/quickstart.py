@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +32,7 @@ from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evaluation import table
 from pixelis.evaluation.statistics import paired_bootstrap
 from pixelis.jobs import evaluate, evaluation_arms, rft, serve, sft, synthesize
-from pixelis.jobs.driver import hardware, job, run_folder
+from pixelis.jobs.driver import hardware, job, run_folder, versions
 from pixelis.jobs.watch import watch
 from pixelis.operations.image import png_url
 from pixelis.operations.pictures import write_film
@@ -47,7 +46,6 @@ from pixelis.telemetry import events, lineage
 T = TypeVar("T")
 SFT_LR = 2e-3
 """Learning rate of SFT; that of RFT is `learner.lr` of the recipe."""
-PACKAGES = ("pixelis", "torch", "ray", "transformers", "deepspeed", "peft")
 CLIENTS = 8
 """Concurrent requests in the unlabelled stream."""
 ATTEMPTS = 4
@@ -246,7 +244,7 @@ class Quickstart:
             "paired": {"rft_minus_sft": rft_minus_sft},
             "seconds": {**self.seconds, "total": round(total, 1)},
             "versions": {
-                **{name: version(name) for name in PACKAGES},
+                **versions(),
                 **{f"policy/{name}": str(number) for name, number in self.policies.items()},
             },
             "seed": self.config.run.seed,

@@ -147,13 +147,18 @@ def check(config: Config) -> None:
     dry_run.check("ttrl", config, inputs, findings(config))
 
 
-def main() -> None:
+def start(config: Config) -> dict[str, Any]:
+    """Place the actors in run.dir and `run`; returns the content of ttrl.json."""
     with (
-        job("ttrl", __doc__, check) as config,
         run_folder(require_unlabelled(config), config.data.train),
         placement.placed(planned := rft.with_steps(config), initial=config.policy.adapter) as actors,
     ):
-        result = run(planned, actors)
+        return run(planned, actors)
+
+
+def main() -> None:
+    with job("ttrl", __doc__, check) as config:
+        result = start(config)
         reason = "agreement no longer rises" if result["plateau"] else "rft.steps"
         print(
             f"{result['steps']} steps ({reason}); {result['questions']} questions x {result['samples']} "

@@ -11,6 +11,7 @@ import reproduce
 from command_line import pixelis
 from system_rows import DRY, write_folder
 
+from pixelis import config
 from pixelis.config.root import RECIPES
 
 TEXT = reproduce.PAGE.read_text(encoding="utf-8")
@@ -37,6 +38,17 @@ def test_a_recipe_has_the_published_settings_or_a_reason(name: str) -> None:
 def test_the_page_has_the_tables_of_the_files() -> None:
     assert reproduce.page() == TEXT, "run `python scripts/reproduce.py --write`"
     assert all(f"<!-- settings of {name} -->" in TEXT for name in SYSTEMS)
+
+
+def test_each_figure_belongs_to_an_evaluation_of_its_recipe() -> None:
+    files = reproduce.figures()
+    evaluations = [config.load(path) for path in sorted((RECIPES / "reproduce").glob("*/evaluate*.yaml"))]
+    assert {RECIPES / str(e.evaluate.published).removeprefix("configs/") for e in evaluations} == set(files)
+    for e in evaluations:
+        of_model = files[RECIPES / str(e.evaluate.published).removeprefix("configs/")]
+        for figure in of_model.figures:
+            assert (figure.set or "") in e.held_out, (of_model.model, figure)
+            assert figure.metric in ("accuracy", f"avg@{e.evaluate.samples}"), (of_model.model, figure)
 
 
 def test_every_recipe_has_a_command() -> None:
