@@ -3,7 +3,7 @@
 python scripts/reproduce.py [--write]
 
 The settings are in `configs/reproduce/SYSTEM/published.toml`, the figures in its `figures*.toml`.
---write replaces the tables of docs/reproduce.md.
+--write replaces the table of figures in docs/reproduce.md.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import functools
 import operator
 import textwrap
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,22 +122,18 @@ def figure_table() -> str:
 
 
 def page() -> str:
-    """docs/reproduce.md with its tables as they should be."""
-    text = PAGE.read_text(encoding="utf-8")
-    tables = {f"settings of {folder}": table(folder, system) for folder, system in systems().items()}
-    for name, content in {"published figures": figure_table(), **tables}.items():
-        start, end = f"<!-- {name} -->\n", "<!-- end -->\n"
-        before, _, rest = text.partition(start)
-        text = f"{before}{start}\n{content}\n\n{end}{rest.partition(end)[2]}"
-    return text
+    """docs/reproduce.md with its table as it should be."""
+    before, start, rest = PAGE.read_text(encoding="utf-8").partition("<!-- published figures -->\n")
+    _, end, after = rest.partition("<!-- end -->\n")
+    return f"{before}{start}\n{figure_table()}\n\n{end}{after}"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", action="store_true", help="replace the tables of docs/reproduce.md")
-    if parser.parse_args().write:
+    parser.add_argument("--write", action="store_true", help="replace the table of docs/reproduce.md")
+    if parser.parse_args(arguments).write:
         PAGE.write_text(page(), encoding="utf-8")
         return
     print(f"{figure_table()}\n")

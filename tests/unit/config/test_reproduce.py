@@ -35,9 +35,19 @@ def test_a_recipe_has_the_published_settings_or_a_reason(name: str) -> None:
             assert source, (recipe, key)
 
 
-def test_the_page_has_the_tables_of_the_files() -> None:
+def test_the_page_has_the_figures_of_the_files() -> None:
     assert reproduce.page() == TEXT, "run `python scripts/reproduce.py --write`"
-    assert all(f"<!-- settings of {name} -->" in TEXT for name in SYSTEMS)
+    assert all(f"| {system.name}, " in TEXT for system in SYSTEMS.values())
+
+
+def test_the_command_prints_every_setting_beside_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    reproduce.main([])
+    printed = capsys.readouterr().out
+    for name, system in SYSTEMS.items():
+        for recipe, settings in system.recipes.items():
+            for key, setting in settings.items():
+                assert f"| `{key}` | " in printed, (name, recipe)
+                assert f" | {setting.source} |" in printed, (name, recipe, key)
 
 
 def test_each_figure_belongs_to_an_evaluation_of_its_recipe() -> None:
