@@ -128,6 +128,7 @@ def test_a_place_that_is_pointed_at_goes_into_the_question(opened: Opened) -> No
         "**/page/settings.json", lambda route: route.fulfill(json={**route.fetch().json(), "points": True})
     )
     page.reload()
+    page.wait_for_selector("#ask:not([hidden])")  # shown by the scripts, which read a chosen file
     page.set_input_files("#choose", picture())
     page.wait_for_selector("#stage[data-marks='0']")
     expect(page.locator("#pointing")).to_be_visible()
