@@ -24,11 +24,19 @@ class PixelRangeConfig(Section):
 
 class DialogueConfig(Section):
     dialect: Literal[
-        "qwen", "qwen_xml", "qwen3_vl", "qwen3_5", "mini_o3", "pixel_reasoner", "deepeyes", "plain", "dapo"
+        "qwen",
+        "qwen_xml",
+        "qwen_zoom",
+        "qwen_zoom_xml",
+        "mini_o3",
+        "pixel_reasoner",
+        "deepeyes",
+        "plain",
+        "dapo",
     ] = "qwen"
     """format of calls and answers, which limits the operations that are offered: qwen (calls in JSON) and
-    qwen_xml (the native form of Qwen3.5) all of toolbox.operations, qwen3_vl and qwen3_5 (the native zoom of
-    these models) and mini_o3 zoom_in, pixel_reasoner zoom_in and select_frames, deepeyes zoom_in and rotate,
+    qwen_xml (the native form of Qwen3.5) all of toolbox.operations, qwen_zoom and qwen_zoom_xml (the native zoom of
+    Qwen3-VL and of Qwen3.5) and mini_o3 zoom_in, pixel_reasoner zoom_in and select_frames, deepeyes zoom_in and rotate,
     plain and dapo none"""
     system: Literal["auto", "row", "template", "none"] = "auto"
     """auto: a system turn with the tool schemas, or in a dialect without one that of the model's chat
@@ -42,10 +50,10 @@ class DialogueConfig(Section):
     architecture"""
     clamp: bool | None = None
     """boxes partly outside an image are cut at its border (true) or refused (false); null: as in the
-    dialect's system, cut in qwen3_vl, qwen3_5, pixel_reasoner and deepeyes"""
+    dialect's system, cut in qwen_zoom, qwen_zoom_xml, pixel_reasoner and deepeyes"""
     max_calls: PositiveInt = 1
     """calls of a turn that are executed, in order; above 1 with the dialects qwen and qwen_xml, which refuse more,
-    and qwen3_vl, qwen3_5 and deepeyes, which ignore them; 1: the one that counts in the dialect's system"""
+    and qwen_zoom, qwen_zoom_xml and deepeyes, which ignore them; 1: the one that counts in the dialect's system"""
     input: PixelRangeConfig = PixelRangeConfig()
     """pixel budget of a question's picture"""
     crop: PixelRangeConfig = PixelRangeConfig()
@@ -82,7 +90,7 @@ class DialogueConfig(Section):
     def _possible_in_the_dialect(self) -> DialogueConfig:
         if self.coordinates != "auto" and self.dialect not in ("qwen", "qwen_xml"):
             raise ValueError(f"dialogue.coordinates must be auto: the dialect {self.dialect} has its own")
-        several = ("qwen", "qwen_xml", "qwen3_vl", "qwen3_5", "deepeyes")
+        several = ("qwen", "qwen_xml", "qwen_zoom", "qwen_zoom_xml", "deepeyes")
         if self.max_calls > 1 and self.dialect not in several:
             raise ValueError(
                 f"dialogue.max_calls must be 1: a turn of the dialect {self.dialect} has one call"

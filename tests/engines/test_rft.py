@@ -13,7 +13,7 @@ import pytest
 
 from pixelis.telemetry import events
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ROOT, STEPS = Path(__file__).parents[2], 3
 
@@ -54,7 +54,7 @@ def check_steps(run_dir: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("killed", [False, True])
 def test_training_on_rollouts_of_vllm_survives_the_kill_of_its_generator(
     tmp_path: Path, killed: bool
 ) -> None:

@@ -24,7 +24,7 @@ from pixelis.errors import PixelisError
 from pixelis.jobs import synthesize
 from pixelis.records import Demonstration, Question
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 
 TASK = {"target_sample_count": 150, "source_datasets": ["digits"]}
 SETTINGS = {

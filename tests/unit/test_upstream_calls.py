@@ -108,23 +108,23 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
     ("pixel_reasoner", crop(LEFT) + " Let us see.", "nothing", SAME, "a turn is a call only if it ends with one"),
     ("qwen", qwen("[0,0,9,9]") + "<answer>7</answer>", None, "limit", "our own dialect"),
     # -- what Qwen-Agent's image_zoom_in_tool does with the calls of Qwen3-VL
-    ("qwen3_vl", native(), IN_LEFT, SAME, ""),
-    ("qwen3_vl", native(more=',"img_idx":1'), IN_CROP, SAME, "all images in the order shown"),
-    ("qwen3_vl", native(more=',"img_idx":2'), "error", "bad_target", "no such image"),
-    ("qwen3_vl", native(more=',"img_idx":-1'), IN_CROP, "bad_target", "upstream counts from the end"),
-    ("qwen3_vl", native(more=',"img_idx":0.0'), "error", "bad_target", "no index"),
-    ("qwen3_vl", native(more=""), "error", IN_LEFT, "Qwen3.5 leaves it out (Qwen-Agent, issue 879)"),
-    ("qwen3_vl", zoom('{"bbox_2d":[0,0,500,1000],"img_idx":0}'), "error", IN_LEFT, "a label changes nothing"),
-    ("qwen3_vl", native(more=',"img_idx":0,"zoom":2'), IN_LEFT, SAME, "further fields"),
-    ("qwen3_vl", native("[500,-9,1200,1000]"), box(0.5, 0, 1, 1), SAME, "cut at the border"),
-    ("qwen3_vl", native("[1100,0,1200,1000]"), "error", "out_of_range", "wholly outside"),
-    ("qwen3_vl", native("[0,0,499.6,1000]"), box(0, 0, 0.4996, 1), IN_LEFT, "rounded"),
-    ("qwen3_vl", native("[100,100,110,110]"), box(*WIDENED), box(0.1, 0.1, 0.11, 0.11), "shown as it is, enlarged"),
-    ("qwen3_vl", native().replace('"', "'"), IN_LEFT, "bad_json", "upstream reads JSON5"),
-    ("qwen3_vl", native() + native("[500,0,1000,1000]")[16:], "both", IN_LEFT, "the first dialogue.max_calls"),
-    ("qwen3_vl", native() + "<answer>7</answer>", IN_LEFT, SAME, "the call"),
-    ("qwen3_vl", "<think>" + native()[16:] + "</think><answer>7</answer>", "answer: 7", SAME, "no call in a thought"),
-    ("qwen3_vl", "It is 7.", "answer: It is 7.", "nothing", "rewards.extractor=whole reads it"),
+    ("qwen_zoom", native(), IN_LEFT, SAME, ""),
+    ("qwen_zoom", native(more=',"img_idx":1'), IN_CROP, SAME, "all images in the order shown"),
+    ("qwen_zoom", native(more=',"img_idx":2'), "error", "bad_target", "no such image"),
+    ("qwen_zoom", native(more=',"img_idx":-1'), IN_CROP, "bad_target", "upstream counts from the end"),
+    ("qwen_zoom", native(more=',"img_idx":0.0'), "error", "bad_target", "no index"),
+    ("qwen_zoom", native(more=""), "error", IN_LEFT, "Qwen3.5 leaves it out (Qwen-Agent, issue 879)"),
+    ("qwen_zoom", zoom('{"bbox_2d":[0,0,500,1000],"img_idx":0}'), "error", IN_LEFT, "a label changes nothing"),
+    ("qwen_zoom", native(more=',"img_idx":0,"zoom":2'), IN_LEFT, SAME, "further fields"),
+    ("qwen_zoom", native("[500,-9,1200,1000]"), box(0.5, 0, 1, 1), SAME, "cut at the border"),
+    ("qwen_zoom", native("[1100,0,1200,1000]"), "error", "out_of_range", "wholly outside"),
+    ("qwen_zoom", native("[0,0,499.6,1000]"), box(0, 0, 0.4996, 1), IN_LEFT, "rounded"),
+    ("qwen_zoom", native("[100,100,110,110]"), box(*WIDENED), box(0.1, 0.1, 0.11, 0.11), "shown as it is, enlarged"),
+    ("qwen_zoom", native().replace('"', "'"), IN_LEFT, "bad_json", "upstream reads JSON5"),
+    ("qwen_zoom", native() + native("[500,0,1000,1000]")[16:], "both", IN_LEFT, "the first dialogue.max_calls"),
+    ("qwen_zoom", native() + "<answer>7</answer>", IN_LEFT, SAME, "the call"),
+    ("qwen_zoom", "<think>" + native()[16:] + "</think><answer>7</answer>", "answer: 7", SAME, "no call in a thought"),
+    ("qwen_zoom", "It is 7.", "answer: It is 7.", "nothing", "rewards.extractor=whole reads it"),
     # -- what Mini-o3 reads
     ("mini_o3", ground(PART, '"observation_0"'), IN_LEFT, SAME, "the picture"),
     ("mini_o3", ground(PART, '"observation_1"'), IN_CROP, SAME, ""),
@@ -182,12 +182,12 @@ def test_a_turn_of_mini_o3_ends_with_its_first_call(after: str) -> None:
     assert not dialect.well_formed(f"so {call}{after}")
 
 
-@pytest.mark.parametrize("dialect", ["qwen", "qwen3_vl", "mini_o3", "pixel_reasoner", "deepeyes"])
+@pytest.mark.parametrize("dialect", ["qwen", "qwen_zoom", "mini_o3", "pixel_reasoner", "deepeyes"])
 @pytest.mark.parametrize("clamp", [True, False])
 def test_clamping_is_a_switch_in_every_dialect(dialect: str, clamp: bool) -> None:
     texts = {
         "qwen": qwen("[280,0,900,280]"),
-        "qwen3_vl": native("[500,0,1200,1000]"),
+        "qwen_zoom": native("[500,0,1200,1000]"),
         "mini_o3": ground("[0.5,-0.2,1.02,1]"),
         "pixel_reasoner": crop("[280,0,900,280]"),
         "deepeyes": zoom('{"bbox_2d":[280,0,900,280]}'),

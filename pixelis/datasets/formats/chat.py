@@ -201,9 +201,9 @@ def _dialect(replies: str) -> Dialect:
     if "<grounding>" in replies:
         return DIALECTS["mini_o3"]
     if "<function=image_zoom_in_tool>" in replies:
-        return DIALECTS["qwen3_5"]
+        return DIALECTS["qwen_zoom_xml"]
     if "image_zoom_in_tool" in replies and '"img_idx"' in replies:
-        return DIALECTS["qwen3_vl"]
+        return DIALECTS["qwen_zoom"]
     if "image_zoom_in_tool" in replies or "image_rotate_tool" in replies:
         return DIALECTS["deepeyes"]
     if "crop_image_normalized" in replies or "target_frames" in replies:

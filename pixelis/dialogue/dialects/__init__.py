@@ -18,8 +18,8 @@ DIALECTS: Mapping[str, Dialect] = Registry(
     {
         "qwen": Qwen(),
         "qwen_xml": "pixelis.dialogue.dialects.qwen_xml:QwenXml",
-        "qwen3_vl": "pixelis.dialogue.dialects.qwen3_vl:Qwen3VL",
-        "qwen3_5": "pixelis.dialogue.dialects.qwen3_vl:Qwen35",
+        "qwen_zoom": "pixelis.dialogue.dialects.qwen_zoom:QwenZoom",
+        "qwen_zoom_xml": "pixelis.dialogue.dialects.qwen_zoom:QwenZoomXml",
         "mini_o3": "pixelis.dialogue.dialects.mini_o3:MiniO3",
         "pixel_reasoner": "pixelis.dialogue.dialects.pixel_reasoner:PixelReasoner",
         "deepeyes": "pixelis.dialogue.dialects.deepeyes:DeepEyes",

@@ -236,14 +236,14 @@ CHATS = {
         "<tool_response><image></tool_response>",
         "<think>t</think><answer>7</answer>",
     ),
-    "qwen3_vl, prose before the call": messages_chat(
+    "qwen_zoom, prose before the call": messages_chat(
         "q1",
         "<image>How many?",
         f"I look closer.\n<tool_call>\n{NATIVE}\n</tool_call>",
         "<tool_response>\n<image>\n</tool_response>",
         "<answer>7</answer>",
     ),
-    "qwen3_5, an empty thought": messages_chat(
+    "qwen_zoom_xml, an empty thought": messages_chat(
         "q2",
         "<image>How many?",
         f"<think>\n\n</think>\n\n<tool_call>\n{NATIVE_XML}\n</tool_call>",

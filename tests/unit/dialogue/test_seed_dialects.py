@@ -45,7 +45,7 @@ FRAMES = [
 ]
 PICTURE, CLIP = Scale.of("pixels", VIEWS, slack=28), Scale.of("pixels", FRAMES, slack=28)
 ALL = OPERATIONS
-SEEDS = ["mini_o3", "pixel_reasoner", "deepeyes", "qwen3_vl", "qwen3_5", "plain"]
+SEEDS = ["mini_o3", "pixel_reasoner", "deepeyes", "qwen_zoom", "qwen_zoom_xml", "plain"]
 
 
 def zoom(target: str = "img0", **more: object) -> Action:
@@ -97,11 +97,11 @@ FORMS = [
     ("deepeyes", PICTURE, zoom(), tool('{"bbox_2d":[56,70,280,210]}')),
     ("deepeyes", CLIP, zoom("vid0.0"), tool('{"bbox_2d":[28,35,140,105]}')),
     ("deepeyes", PICTURE, ROTATE, tool('{"angle":90}', "image_rotate_tool")),
-    ("qwen3_vl", PICTURE, zoom(), native("[100, 250, 500, 750]")),
-    ("qwen3_vl", PICTURE, zoom("obs1"), native("[100, 250, 500, 750]", 1)),
-    ("qwen3_vl", CLIP, zoom("vid0.1"), native("[100, 250, 500, 750]", 1)),
-    ("qwen3_5", PICTURE, zoom(), tagged("[100, 250, 500, 750]")),
-    ("qwen3_5", PICTURE, zoom("obs1"), tagged("[100, 250, 500, 750]", 1)),
+    ("qwen_zoom", PICTURE, zoom(), native("[100, 250, 500, 750]")),
+    ("qwen_zoom", PICTURE, zoom("obs1"), native("[100, 250, 500, 750]", 1)),
+    ("qwen_zoom", CLIP, zoom("vid0.1"), native("[100, 250, 500, 750]", 1)),
+    ("qwen_zoom_xml", PICTURE, zoom(), tagged("[100, 250, 500, 750]")),
+    ("qwen_zoom_xml", PICTURE, zoom("obs1"), tagged("[100, 250, 500, 750]", 1)),
 ]
 
 
@@ -140,22 +140,22 @@ BAD = [
     ("deepeyes", tool('{"bbox":[1,2,30,40]}'), "bad_arguments"),
     ("deepeyes", tool('{"bbox_2d":[0.1,0.2,0.3,0.4]}'), "bad_box"),
     ("deepeyes", tool("{}", "image_rotate_tool"), "bad_arguments"),
-    ("qwen3_vl", "<tool_call>zoom in</tool_call>", "bad_json"),
-    ("qwen3_vl", '<tool_call>{"name": "image_zoom_in_tool", "arguments": {', "bad_json"),
-    ("qwen3_vl", tool("{}", "zoom_in"), "unknown_op"),
-    ("qwen3_vl", tool('{"label":"cup","img_idx":0}'), "bad_arguments"),
-    ("qwen3_vl", tool('"[1,2,3,4]"'), "bad_arguments"),
-    ("qwen3_vl", native("[0, 0, 500]"), "bad_box"),
-    ("qwen3_vl", native("[500, 0, 100, 100]"), "bad_box"),
-    ("qwen3_vl", native("[0.1, 0.2, 0.3, 0.4]"), "bad_box"),
-    ("qwen3_vl", native("[1001, 0, 1100, 100]"), "out_of_range"),
-    ("qwen3_vl", native("[0, 0, 500, 500]", 2), "bad_target"),
-    ("qwen3_vl", native("[0, 0, 500, 500]", -1), "bad_target"),
-    ("qwen3_vl", tool('{"bbox_2d":[0,0,9,9],"img_idx":true}'), "bad_target"),
-    ("qwen3_5", native("[0, 0, 500, 500]"), "bad_json"),
-    ("qwen3_5", tagged("[0, 0, 500, 500"), "bad_json"),
-    ("qwen3_5", tagged("[0, 0, 500, 500]", 2), "bad_target"),
-    ("qwen3_5", tagged("[0, 0, 500, 500]").replace("image_zoom_in_tool", "zoom_in"), "unknown_op"),
+    ("qwen_zoom", "<tool_call>zoom in</tool_call>", "bad_json"),
+    ("qwen_zoom", '<tool_call>{"name": "image_zoom_in_tool", "arguments": {', "bad_json"),
+    ("qwen_zoom", tool("{}", "zoom_in"), "unknown_op"),
+    ("qwen_zoom", tool('{"label":"cup","img_idx":0}'), "bad_arguments"),
+    ("qwen_zoom", tool('"[1,2,3,4]"'), "bad_arguments"),
+    ("qwen_zoom", native("[0, 0, 500]"), "bad_box"),
+    ("qwen_zoom", native("[500, 0, 100, 100]"), "bad_box"),
+    ("qwen_zoom", native("[0.1, 0.2, 0.3, 0.4]"), "bad_box"),
+    ("qwen_zoom", native("[1001, 0, 1100, 100]"), "out_of_range"),
+    ("qwen_zoom", native("[0, 0, 500, 500]", 2), "bad_target"),
+    ("qwen_zoom", native("[0, 0, 500, 500]", -1), "bad_target"),
+    ("qwen_zoom", tool('{"bbox_2d":[0,0,9,9],"img_idx":true}'), "bad_target"),
+    ("qwen_zoom_xml", native("[0, 0, 500, 500]"), "bad_json"),
+    ("qwen_zoom_xml", tagged("[0, 0, 500, 500"), "bad_json"),
+    ("qwen_zoom_xml", tagged("[0, 0, 500, 500]", 2), "bad_target"),
+    ("qwen_zoom_xml", tagged("[0, 0, 500, 500]").replace("image_zoom_in_tool", "zoom_in"), "unknown_op"),
 ]
 
 
@@ -172,7 +172,7 @@ def test_broken_calls_are_named_not_raised_and_the_message_is_short(
 def test_what_is_not_offered_cannot_be_called() -> None:
     turn = tool('{"angle":90}', "image_rotate_tool")
     calls = {"mini_o3": ground(BOX), "pixel_reasoner": crop(BOX), "deepeyes": turn}
-    calls |= {"qwen3_vl": native("[0, 0, 500, 500]"), "qwen3_5": tagged("[0, 0, 500, 500]")}
+    calls |= {"qwen_zoom": native("[0, 0, 500, 500]"), "qwen_zoom_xml": tagged("[0, 0, 500, 500]")}
     for dialect, text in calls.items():
         assert DIALECTS[dialect].parse(text, {}, PICTURE).error.code == "unknown_op"
     idle = DIALECTS["plain"].parse(turn, ALL, PICTURE)
@@ -199,10 +199,10 @@ TAGGED = ("mini_o3", "deepeyes", "plain")
         (("pixel_reasoner",), "\\boxed{7", None, False),
         (("pixel_reasoner",), "<think>\\boxed{1}?</think>It is \\boxed{7}", "7", True),
         (("pixel_reasoner",), "<answer>7</answer>", "7", False),  # its code counts the tags
-        (("qwen3_vl", "qwen3_5"), "<answer>7</answer>", "7", True),
-        (("qwen3_vl", "qwen3_5"), "The sign says 7, so: <answer>7</answer>", "7", True),
-        (("qwen3_vl", "qwen3_5"), "<think>\nt\n</think>\n\nIt is \\boxed{7}.", "7", False),
-        (("qwen3_vl", "qwen3_5"), "<answer>7</answer> I think", "7", False),
+        (("qwen_zoom", "qwen_zoom_xml"), "<answer>7</answer>", "7", True),
+        (("qwen_zoom", "qwen_zoom_xml"), "The sign says 7, so: <answer>7</answer>", "7", True),
+        (("qwen_zoom", "qwen_zoom_xml"), "<think>\nt\n</think>\n\nIt is \\boxed{7}.", "7", False),
+        (("qwen_zoom", "qwen_zoom_xml"), "<answer>7</answer> I think", "7", False),
     ],
 )
 def test_answers_and_order(dialects: Sequence[str], text: str, answer: str | None, fine: bool) -> None:
@@ -244,8 +244,8 @@ def test_only_operations_with_a_form_in_the_dialect_are_offered() -> None:
     assert {dialect: names(dialect) for dialect in DIALECTS} == {
         "qwen": rotate,
         "qwen_xml": rotate,
-        "qwen3_vl": ["zoom_in"],
-        "qwen3_5": ["zoom_in"],
+        "qwen_zoom": ["zoom_in"],
+        "qwen_zoom_xml": ["zoom_in"],
         "mini_o3": ["zoom_in"],
         "pixel_reasoner": ["zoom_in", "select_frames"],
         "deepeyes": ["zoom_in", "rotate"],
@@ -255,7 +255,7 @@ def test_only_operations_with_a_form_in_the_dialect_are_offered() -> None:
     large = renderer("large")
     with pytest.raises(BadConfig, match="mini_o3 does not support read_text"):
         Renderer(large.tokenizer, large.spec, DialogueConfig(dialect="mini_o3"), [OPERATIONS["read_text"]])
-    for dialect in ("mini_o3", "qwen3_vl"):
+    for dialect in ("mini_o3", "qwen_zoom"):
         with pytest.raises(ValidationError, match="has its own"):
             DialogueConfig(dialect=dialect, coordinates="pixels")
 
@@ -273,8 +273,8 @@ def speaker(dialect: str) -> Renderer:
 SCHEMAS = {
     "pixel_reasoner": ["crop_image_normalized", "select_frames"],
     "deepeyes": ["image_zoom_in_tool", "image_rotate_tool"],
-    "qwen3_vl": ["image_zoom_in_tool"],
-    "qwen3_5": ["image_zoom_in_tool"],
+    "qwen_zoom": ["image_zoom_in_tool"],
+    "qwen_zoom_xml": ["image_zoom_in_tool"],
 }
 
 
@@ -401,20 +401,20 @@ QWEN3_VL_TOOLS = (
 def test_qwen3_vl_is_told_of_its_zoom_and_shown_crops_as_it_was_trained(picture: Media) -> None:
     prose = native("[200, 200, 800, 800]", label="cup").partition("</think>\n\n")[2]
     again = native("[300, 300, 600, 600]", label="rim")
-    t = play("qwen3_vl", [f"I zoom in on the cup.\n{prose}", again, "So: " + ANSWER[16:]], picture)
-    finished(t, "qwen3_vl", ["img0", "obs1", "obs2"])
+    t = play("qwen_zoom", [f"I zoom in on the cup.\n{prose}", again, "So: " + ANSWER[16:]], picture)
+    finished(t, "qwen_zoom", ["img0", "obs1", "obs2"])
     assert t.turns[0].text == QWEN3_VL_TOOLS
     assert [image.parent for image in t.images[1:]] == ["img0", "img0"]
     np.testing.assert_allclose(t.images[1].box, [0.2, 0.2, 0.8, 0.8], atol=3e-3)
     shown = [turn for turn in t.turns if turn.role == "tool"]
-    pads = "<|image_pad|>" * shown[0].tokens.count(speaker("qwen3_vl").spec.image_token)
-    assert speaker("qwen3_vl").tokenizer.decode(shown[0].tokens) == (
+    pads = "<|image_pad|>" * shown[0].tokens.count(speaker("qwen_zoom").spec.image_token)
+    assert speaker("qwen_zoom").tokenizer.decode(shown[0].tokens) == (
         f"\n<|im_start|>user\n<tool_response>\n<|vision_start|>{pads}<|vision_end|>\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
 
 
-@pytest.mark.parametrize(("dialect", "write"), [("qwen3_vl", native), ("qwen3_5", tagged)])
+@pytest.mark.parametrize(("dialect", "write"), [("qwen_zoom", native), ("qwen_zoom_xml", tagged)])
 def test_img_idx_counts_the_pictures_of_the_user_before_crops(
     dialect: str, write: Callable[..., str]
 ) -> None:

@@ -71,7 +71,7 @@ def test_calls_count_in_order_up_to_the_limit(dialect: str) -> None:
     assert one.further_actions == ()
 
 
-@pytest.mark.parametrize("dialect", [*TOOLS, "qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize("dialect", [*TOOLS, "qwen_zoom", "qwen_zoom_xml"])
 def test_several_calls_read_back_as_written(dialect: str) -> None:
     d, actions = DIALECTS[dialect], [zoom(0.0, 0.5), zoom(0.25, 0.75), zoom(0.5, 1.0)]
     text = "".join(d.render(actions, SCALE, "t"))

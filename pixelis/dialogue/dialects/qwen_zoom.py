@@ -63,7 +63,7 @@ _ACT = re.compile("<tool_call>|<answer>")
 _OBSERVED = re.compile(r"obs\d")
 
 
-class Qwen3VL(Dialect):
+class QwenZoom(Dialect):
     """A thought, in tags or before the call or answer, then a call in JSON or an answer in tags or a box.
 
     Boxes are in 0..1000 of the picture ``img_idx``, which counts the question's pictures from 0, then the
@@ -71,7 +71,7 @@ class Qwen3VL(Dialect):
     fields are ignored, and a missing ``img_idx`` is 0.
     """
 
-    name = "qwen3_vl"
+    name = "qwen_zoom"
     tools = {"zoom_in": TOOL}  # noqa: RUF012
     schemas = {"zoom_in": SCHEMA}  # noqa: RUF012
     scale = "thousand"
@@ -143,10 +143,10 @@ class Qwen3VL(Dialect):
         return checked_action(operations, op, images[number], {"box": box})
 
 
-class Qwen35(Qwen3VL):
+class QwenZoomXml(QwenZoom):
     """The same tool with a tag for the function and for each parameter."""
 
-    name = "qwen3_5"
+    name = "qwen_zoom_xml"
     signatures = f"# Tools\n\n{FUNCTIONS}"
 
     def _dump(self, call: Any) -> str:
