@@ -45,9 +45,9 @@ ABOUT_NANO = (
 )
 ABOUT_MINI = (
     "reads the text in a quarter of a picture and digits on small cards with coloured frames, also at a second of a clip; "
-    "tells the colour, size and corners of a thing that you point at, and where a thing in the first frame of a clip goes.",
-    "It was trained for nothing else, and often misses the share of the picture that a thing covers; it cannot describe "
-    "pictures or chat.",
+    "tells the colour, size, share and corners of a thing that you point at, and where a thing in the first frame of a clip goes.",
+    "It was trained for nothing else, and gets every fifth digit at a second of a clip wrong; it cannot describe pictures "
+    "or chat.",
 )
 ABOUT_OTHERS = (
     "answers questions about a picture: what is there, where, how many, and which words are written on it.",
