@@ -45,7 +45,8 @@ ABOUT_NANO = (
 )
 ABOUT_MINI = (
     "reads the text in a quarter of a picture and digits on small cards with coloured frames, also at a second of a clip; "
-    "tells the colour, size, share and corners of a thing that you point at, and where a thing in the first frame of a clip goes.",
+    "tells the colour, size, share and corners of a thing that you point at, and where a thing in the first frame of a clip "
+    "goes.",
     "It was trained for nothing else, and gets every fifth digit at a second of a clip wrong; it cannot describe pictures "
     "or chat.",
 )
