@@ -32,9 +32,8 @@ Pictures = Mapping[str, ray.ObjectRef]
 
 def canary_questions(config: CanaryConfig) -> list[Question]:
     """The labelled questions. Raises MissingFile; BadInput for too few, or ones without answers."""
-    rows = read_questions(
-        config.questions, seed=0, epochs=1
-    )  # drawn: the first of a set are often of one kind
+    # Drawn: the first of a set are often of one kind
+    rows = read_questions(config.questions, seed=0, epochs=1)
     questions = list(itertools.islice(rows, config.count))
     if unlabelled := [q.id for q in questions if not q.answers]:
         message = f"evolution.canary.questions: {unlabelled[0]} in {config.questions} has no answer"

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 import pixelis
@@ -104,7 +105,8 @@ async def _follow_size(state: GatewayState) -> None:
     config, backends, generators = state.config, state.agent.backends, None
     scales = config.serve.max_replicas is not None
     while backends.scaler is not None or scales:
-        with contextlib.suppress(RayError, InfraFailure, TimeoutError):  # it may be restarting
+        # The scaler or Serve's controller may be restarting.
+        with contextlib.suppress(RayError, RayServeException, InfraFailure, TimeoutError):
             async with asyncio.timeout(ACTOR_TIMEOUT_S):
                 if backends.scaler is not None:
                     generators = len(await follow(state.agent.router, backends.scaler, backends.namespace))
@@ -114,10 +116,11 @@ async def _follow_size(state: GatewayState) -> None:
 
 
 def live_replicas() -> int:
-    """How many replicas the deployment of this process's own replica has."""
+    """How many replicas the deployment of this process's own replica has; at least itself. RayError, RayServeException."""
     context = serve.get_replica_context()
-    deployments = serve.status().applications[context.app_name].deployments
-    return max(1, deployments[context.deployment].replica_states.get("RUNNING", 0))
+    application = serve.status().applications.get(context.app_name)
+    deployment = application.deployments.get(context.deployment) if application is not None else None
+    return max(1, deployment.replica_states.get("RUNNING", 0)) if deployment is not None else 1
 
 
 async def _report_health(state: GatewayState) -> None:
