@@ -1,7 +1,7 @@
 """Certification of a GPU machine: correctness, speed and memory of every part that runs on a GPU, with random
 weights.
 
-    python -m benchmarks.gpu [PART ...] [--list] [--again] [--results FILE]
+    python -m benchmarks.gpu [PART ...] [--list] [--again] [--results FILE] [--models FOLDER]
 
 Each part prints its figures with their goals, and appends one line to benchmarks/results/gpu.jsonl: passed,
 failed, or skipped with the reason. A part that has passed on this commit and device is not run again without
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import importlib.util
 import json
 import os
@@ -23,6 +22,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,17 @@ import numpy as np
 import torch
 
 from benchmarks.gpu_engines import grpo, hf_engine, vllm_engine, weights
-from benchmarks.gpu_models import episodes, picture
+from benchmarks.gpu_learner import FAMILIES, card, gradients, learner, zero
+from benchmarks.gpu_models import picture
 from benchmarks.gpu_part import ROOT, Part, Skip, job
 from benchmarks.harness import parse_args
 from pixelis import config
-from pixelis.policy import estimate
-from pixelis.policy.architecture import Architecture
+from pixelis.families import FAMILIES as MODEL_FAMILIES
+from pixelis.nano.architecture import NANO, build, save
+from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.policy.log_probs import banned_mask, project
 from pixelis.policy.model import default_device, load_model
-from pixelis.policy.train_step import Trainer
 
-FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 RESULTS = Path(__file__).parent / "results" / "gpu.jsonl"
 
 
@@ -68,84 +68,6 @@ def environment(part: Part) -> None:
     part.figure("GPUs that FAISS sees", getattr(faiss, "get_num_gpus", lambda: 0)())
     for name in ("flash_attn", "vllm", "trl"):
         part.figure(f"{name} is installed", importlib.util.find_spec(name) is not None)
-
-
-def learner_step(part: Part, family: str, size: str, full: bool, **policy: Any) -> dict[str, float]:
-    """Train some steps on a random model and return the metrics of the last, with the peak memory in
-    bytes.
-    """
-    tokens, steps = (128, 2) if part.smoke else (8192, 4)
-    settings = config.PolicyConfig(
-        model=str(part.model(family, size)),
-        dtype="bfloat16",
-        full=full,
-        gradient_checkpointing=True,
-        lora=config.LoraConfig(rank=32, alpha=64),
-        **policy,
-    )
-    gpus = float(part.device.type == "cuda")
-    gc.collect()  # the model before this one
-    if gpus:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    learner = config.LearnerConfig(row_tokens=tokens, rows=1, gpus=gpus, lr=1e-5, warmup=0.0, zero_stage=0)
-    trainer = Trainer(settings, learner, total_steps=steps, device=part.device)
-    batch = episodes(trainer.model.spec, 4, tokens, 4096 if part.smoke else 2_000_000)
-    metrics: dict[str, float] = {}
-    for _ in range(steps):
-        metrics = trainer.update(batch)
-    if gpus:
-        metrics["peak_bytes"] = float(torch.cuda.max_memory_allocated() - before)
-    arch = Architecture(settings, torch.bfloat16)
-    metrics["estimated_bytes"] = float(sum(estimate.learner_memory(arch, settings, learner)[0].values()))
-    trainer.close()
-    return metrics
-
-
-def learner(part: Part) -> None:
-    """Training in bfloat16 of both families: tokens per second, MFU, peak memory against the estimate."""
-    for family in FAMILIES:
-        for size, full in (("0.5b", True), ("3b", False), ("3b", True)):
-            name = f"{family} {size} {'all parameters' if full else 'adapters'}"
-            with part.attempt(name):
-                learner_figures(part, name, learner_step(part, family, size, full), size == "3b" and full)
-
-
-def learner_figures(part: Part, name: str, m: dict[str, float], is_goal: bool) -> None:
-    """Figures of a model. is_goal: its MFU has a goal."""
-    is_finite = bool(np.isfinite(m["policy/loss"]))
-    part.figure(f"{name}: loss is finite", is_finite, is_finite, "yes")
-    part.figure(f"{name}: tokens/s", m["learner/tokens_per_s"])
-    if "learner/mfu" in m:
-        mfu = m["learner/mfu"]
-        part.figure(f"{name}: MFU", mfu, mfu >= 0.35 if is_goal else None, ">= .35" if is_goal else "")
-    if "peak_bytes" in m:
-        ratio = m["peak_bytes"] / m["estimated_bytes"]
-        part.figure(f"{name}: peak GiB", m["peak_bytes"] / 2**30)
-        part.figure(f"{name}: peak memory / estimate", ratio, abs(ratio - 1) <= 0.1, "within .1")
-
-
-def gradients(part: Part) -> None:
-    """Direction of the first step in bfloat16 against float32."""
-    moments = {}
-    for dtype in ("float32", "bfloat16"):
-        folder = part.model("qwen2_5_vl", "0.5b")
-        policy = config.PolicyConfig(
-            model=str(folder), dtype=dtype, lora=config.LoraConfig(rank=16, alpha=32)
-        )  # type: ignore[arg-type]
-        settings = config.LearnerConfig(row_tokens=128 if part.smoke else 2048, rows=1, warmup=0.0)
-        trainer = Trainer(policy, settings, total_steps=1, device=part.device)
-        trainer.update(
-            episodes(trainer.model.spec, 4, settings.row_tokens, 4096 if part.smoke else 200_000), "sft"
-        )
-        moments[dtype] = np.concatenate(
-            [v.ravel() for n, v in trainer.model.zero.moments().items() if n.endswith(".B.exp_avg")]
-        )
-        trainer.close()
-    wide, narrow = moments.values()
-    cosine = float(wide @ narrow / (np.linalg.norm(wide) * np.linalg.norm(narrow)))
-    part.figure("cosine of gradients, bfloat16 and float32", cosine, cosine > 0.995, "> .995")
 
 
 def head(part: Part) -> None:
@@ -204,6 +126,21 @@ def vision_tower(part: Part, family: str) -> None:
     part.figure(f"{family}: error / transformers' error", ours / stock, ours <= 1.1 * stock, "<= 1.1")
 
 
+def families(part: Part) -> None:
+    """`pixelis adopt` of a small random model of each family: engine and learner against the model's own code."""
+
+    def adopt(name: str) -> None:
+        save(build(build_tokenizer(), name), build_tokenizer(), folder := part.folder / name)
+        job("adopt", str(folder), "--out", f"{folder}-certificate")
+
+    with ThreadPoolExecutor(1 if part.smoke else 4) as pool:
+        runs = {name: pool.submit(adopt, name) for name in ([NANO] if part.smoke else MODEL_FAMILIES)}
+        for name, run in runs.items():
+            with part.attempt(name):
+                run.result()
+                part.figure(f"{name} is certified", True, True, "yes")
+
+
 def quickstart(part: Part) -> None:
     """The quickstart with learner and engine on the GPU."""
     if part.smoke:
@@ -244,7 +181,10 @@ def memory(part: Part) -> None:
 PARTS: dict[str, Callable[[Part], None]] = {
     "environment": environment,
     "learner": learner,
+    "zero": zero,
+    "card": card,
     "gradients": gradients,
+    "families": families,
     "head": head,
     "vision": vision,
     "hf": hf_engine,
@@ -310,6 +250,7 @@ def main() -> None:
         "--again", action="store_true", help="also run parts that have passed on this commit and device"
     )
     parser.add_argument("--results", type=Path, help=f"default: {RESULTS.relative_to(ROOT)}")
+    parser.add_argument("--models", type=Path, help="keep the random models here, for the next run")
     args = parse_args(parser)
     if args.list:
         print("\n".join(f"{name:12} {function.__doc__}" for name, function in PARTS.items()))
@@ -327,7 +268,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = args.results or (Path(folder) / "gpu.jsonl" if args.smoke else RESULTS)
         done = set() if args.again else passed_before(results, device)
-        base = Part(device, args.smoke, Path(folder))
+        base = Part(device, args.smoke, Path(folder), args.models or Path(folder))
         for name in args.parts or PARTS:
             if name in done:
                 print(f"{name}: has passed on this commit and device (--again runs it)\n")

@@ -62,16 +62,21 @@ async def generate(engine: Any, batch: list[TrainSample], tokens: int) -> list[T
 
 def check_engine(part: Part, name: str, engine: Any, trainer: Trainer, runner: asyncio.Runner) -> None:
     """Log-probabilities of an engine against those of the learner's present parameters, and its speed."""
-    count, tokens, pixels = (2, 8, 4096) if part.smoke else (64, 256, 200_000)
-    batch = episodes(engine.spec, count, 64, pixels)
+    answered = speed(part, name, engine, 2 if part.smoke else 64, runner)
+    mean = difference(trainer, answered)
+    part.figure(f"{name}: mean |log-probability - learner's|", mean, mean < 0.05, "< .05")
+
+
+def speed(part: Part, name: str, engine: Any, count: int, runner: asyncio.Runner) -> list[TrainSample]:
+    """Answer `count` episodes with a picture at once; returns them."""
+    batch = episodes(engine.spec, count, 64, 4096 if part.smoke else 200_000, seed=count)
     runner.run(generate(engine, batch[:2], 8))
     start = time.perf_counter()
-    answered = runner.run(generate(engine, batch, tokens))
+    answered = runner.run(generate(engine, batch, 8 if part.smoke else 256))
     seconds = time.perf_counter() - start
     part.figure(f"{name}: episodes/s", count / seconds)
     part.figure(f"{name}: generated tokens/s", sum(int(s.mask.sum()) for s in answered) / seconds)
-    mean = difference(trainer, answered)
-    part.figure(f"{name}: mean |log-probability - learner's|", mean, mean < 0.05, "< .05")
+    return answered
 
 
 def difference(trainer: Trainer, answered: list[TrainSample]) -> float:
@@ -120,7 +125,7 @@ def vllm_figures(part: Part, family: str, size: str) -> None:
         model=str(folder), dtype="bfloat16", lora=config.LoraConfig(rank=32, alpha=64)
     )
     settings = config.EngineConfig(
-        name="vllm", gpus=1, colocate=True, gpu_memory_utilization=0.5, max_num_seqs=64
+        name="vllm", gpus=1, colocate=True, gpu_memory_utilization=0.5, max_num_seqs=192
     )
     learner = config.LearnerConfig(row_tokens=ROW, rows=1, lr=1e-3, warmup=0.0)
     trainer = Trainer(policy, learner, total_steps=2, device=part.device)
@@ -128,6 +133,8 @@ def vllm_figures(part: Part, family: str, size: str) -> None:
         engine = VllmEngine(folder, policy, settings, DIALOGUE)
         try:
             check_engine(part, f"{name}, base", engine, trainer, runner)
+            for count in (4,) if part.smoke else (64, 128, 192):
+                speed(part, f"{name}, {count} at once", engine, count, runner)
             for _ in range(2):  # the first adapter's B is zero: it would prove nothing
                 trainer.update(episodes(trainer.model.spec, 4, 512, 4096 if part.smoke else 200_000), "sft")
             answered = runner.run(generate(engine, episodes(engine.spec, 2, 64, 4096), 8))
@@ -223,8 +230,9 @@ def grpo_steps(part: Part, size: str, engine: str) -> None:
     overrides += ["data.train=cards:?split=train", "toolbox.operations=[zoom_in]", "rft.evaluate_every=0"]
     # Random models earn no reward; the bonus gives every sample a gradient, so that none is left out.
     overrides += ["rft.loss.entropy=0.001"]
+    overrides += [f"dialogue.max_turn_tokens={256 if engine == 'hf' else 512}", "dialogue.max_context=8192"]
     if engine == "hf":
-        overrides += ["engine.max_num_seqs=128", "dialogue.max_turn_tokens=256", "dialogue.max_context=8192"]
+        overrides += ["engine.max_num_seqs=128"]
     overrides += SMALL if part.smoke else []
     job("rft", "configs/qwen2_5_vl_3b/rft_80gb.yaml", *overrides)
     rows = [json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()]

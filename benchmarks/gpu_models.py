@@ -25,6 +25,7 @@ TEXT = {
     "tiny": dict(zip(_TEXT, (128, 256, 2, 2, 1), strict=True)),
     "0.5b": dict(zip(_TEXT, (896, 4864, 24, 14, 2), strict=True)),
     "3b": dict(zip(_TEXT, (2048, 11008, 36, 16, 2), strict=True)),
+    "7b": dict(zip(_TEXT, (3584, 18944, 28, 28, 4), strict=True)),
 }
 """Language models of Qwen2.5, by their size."""
 VISION: dict[str, dict[str, Any]] = {
@@ -32,7 +33,7 @@ VISION: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16},
     "qwen3_vl": {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16},
 }
-VOCABULARY = {"tiny": 4096, "0.5b": 151936, "3b": 151936}
+VOCABULARY = {"tiny": 4096, "0.5b": 151936, "3b": 151936, "7b": 152064}
 PATCH = {"qwen2_5_vl": 14, "qwen3_vl": 16}
 
 
@@ -85,18 +86,56 @@ def episodes(spec: ModelSpec, count: int, tokens: int, pixels: int, seed: int = 
     half.
     """
     rng = np.random.default_rng(seed)
-    words = np.setdiff1d(np.arange(7, min(spec.vocab, 4000)), [*spec.banned, spec.image_token])
+    words = _words(spec)
     out = []
     for _ in range(count):
         view = picture(spec, pixels, rng)
-        pads = [spec.image_token] * spec.image_tokens(*view.shape[:2])
-        prompt = [*rng.choice(words, 8), spec.vision_start, *pads, spec.vision_end]
+        prompt = [*rng.choice(words, 8), *_shown(spec, view)]
         length = max(tokens, 2 * len(prompt))
         ids = np.asarray([*prompt, *rng.choice(words, length - len(prompt))], np.int64)
         mask = np.arange(length) >= length - length // 2
-        log_probs = np.where(mask, -8.0, 0.0).astype(np.float32)
-        out.append(TrainSample(ids, mask, log_probs, float(rng.normal()), [view]))
+        out.append(_sample(ids, mask, [view], rng))
     return out
+
+
+def groups(
+    spec: ModelSpec, count: int, size: int, prompt: int, reply: int, pixels: tuple[int, int], seed: int = 0
+) -> list[TrainSample]:
+    """Random episodes as RFT makes them: `size` of a group share a prompt of `prompt` tokens with a picture,
+    and each adds `reply` tokens, of which a crop takes some. pixels: of picture and crop.
+    """
+    rng = np.random.default_rng(seed)
+    words = _words(spec)
+    out = []
+    for _ in range(count):
+        view = picture(spec, pixels[0], rng)
+        shown = _shown(spec, view)
+        shared = [*shown, *rng.choice(words, max(8, prompt - len(shown)))]
+        for _ in range(size):
+            crop = picture(spec, pixels[1], rng)
+            observed = _shown(spec, crop)
+            call = max(4, (reply - len(observed)) // 2)
+            turns = (call, len(observed), max(4, reply - len(observed) - call))
+            ids = [*shared, *rng.choice(words, turns[0]), *observed, *rng.choice(words, turns[2])]
+            mask = np.repeat([False, True, False, True], [len(shared), *turns])
+            out.append(_sample(np.asarray(ids, np.int64), mask, [view, crop], rng))
+    return out
+
+
+def _words(spec: ModelSpec) -> np.ndarray:
+    return np.setdiff1d(np.arange(7, min(spec.vocab, 4000)), [*spec.banned, spec.image_token])
+
+
+def _shown(spec: ModelSpec, view: np.ndarray) -> list[int]:
+    pads = [spec.image_token] * spec.image_tokens(*view.shape[:2])
+    return [spec.vision_start, *pads, spec.vision_end]
+
+
+def _sample(
+    ids: np.ndarray, mask: np.ndarray, views: list[np.ndarray], rng: np.random.Generator
+) -> TrainSample:
+    log_probs = np.where(mask, -8.0, 0.0).astype(np.float32)
+    return TrainSample(ids, mask, log_probs, float(rng.normal()), views)
 
 
 def picture(spec: ModelSpec, pixels: int, rng: np.random.Generator) -> np.ndarray:

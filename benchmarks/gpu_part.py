@@ -28,13 +28,14 @@ class Skip(Exception):
 
 @dataclass
 class Part:
-    """A part while it runs. device, smoke, folder: of the whole run; figures: name -> value; failures: missed
-    goals.
+    """A part while it runs. device, smoke, folder, models: of the whole run; figures: name -> value; failures:
+    missed goals.
     """
 
     device: torch.device
     smoke: bool
     folder: Path
+    models: Path
     figures: dict[str, Any] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
@@ -89,7 +90,7 @@ class Part:
 
     def model(self, family: str, size: str) -> Path:
         """Folder of a random model; tiny in a smoke run."""
-        return random_model(self.folder, family, "tiny" if self.smoke else size, self.device)
+        return random_model(self.models, family, "tiny" if self.smoke else size, self.device)
 
 
 def job(*arguments: str, timeout: int = 1800) -> str:
