@@ -146,4 +146,6 @@ def picture(spec: ModelSpec, pixels: int, rng: np.random.Generator) -> np.ndarra
     height, width = (
         max(1, round(side / spec.multiple)) for side in ((pixels * aspect) ** 0.5, (pixels / aspect) ** 0.5)
     )
-    return rng.integers(0, 255, (height * spec.multiple, width * spec.multiple, 3), dtype=np.uint8)
+    view = rng.integers(0, 255, (height * spec.multiple, width * spec.multiple, 3), dtype=np.uint8)
+    view.flags.writeable = False  # as those of rollouts, whose digests are kept
+    return view

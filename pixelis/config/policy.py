@@ -46,8 +46,8 @@ class PolicyConfig(Section):
     quantization: Literal["none", "nf4"] = "none"
     """nf4: keep the language model's linear layers in 4 bit under the adapters (QLoRA), in learners, in the
     engine hf and in the embedder; needs the extra quant; for vllm see engine.quantization"""
-    attention: Literal["auto", "sdpa", "flash_attention_2"] = "auto"
-    """attention kernel; auto: flash-attn if it is installed and there is a GPU, else sdpa"""
+    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
+    """attention kernel; with sdpa, samples share their prompts, which on GRPO's rows outweighs flash-attn"""
     full: bool = False
     """train all parameters instead of adapters"""
     freeze_vision_tower: bool = False

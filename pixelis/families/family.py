@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -186,19 +185,11 @@ class Family:
             name = re.sub(pattern, own, name)
         return name
 
-    def encode_views(
-        self, model: Any, spec: ModelSpec, views: Views, one_pass: bool = False
-    ) -> list[Features]:
-        """Features of each view, in order. Views of equal size share a call of `encode`.
+    def encode_views(self, model: Any, spec: ModelSpec, views: Views) -> list[Features]:
+        """Features of each view, in order, by one pass of the vision tower.
 
-        one_pass: all share it, as ZeRO-3 needs equally many calls of the vision tower on all workers.
+        ZeRO-3 needs equally many passes on all workers, and a GPU takes as long for a small view alone as for many.
         """
-        from pixelis.families.features import by_size
-
-        return by_size(functools.partial(self.encode, model, spec), views, one_pass)
-
-    def encode(self, model: Any, spec: ModelSpec, views: Views) -> list[Features]:
-        """Features of each view by one pass of the vision tower."""
         raise NotImplementedError
 
     def embed(self, model: Any, spec: ModelSpec, tokens: Tokens, features: Features | None) -> Hidden:

@@ -50,7 +50,7 @@ class Gemma4(Family):
             raise BadConfig("Gemma 4 has attention heads 512 wide", fix="set policy.attention=sdpa")
         return True
 
-    def encode(self, model: Any, spec: ModelSpec, views: Views) -> list[Features]:
+    def encode_views(self, model: Any, spec: ModelSpec, views: Views) -> list[Features]:
         from pixelis.families.features import Features
 
         pixels, places = (values.to(model.device) for values in self.patches(spec, views))

@@ -170,9 +170,7 @@ class Generic(Family):
         renamings, prefix, parameters = _renamings(self.folder, self.model_class())
         return rename_source_key(name, renamings, [], prefix, parameters)[0]
 
-    def encode_views(
-        self, model: Any, spec: ModelSpec, views: Views, one_pass: bool = False
-    ) -> list[Features]:
+    def encode_views(self, model: Any, spec: ModelSpec, views: Views) -> list[Features]:
         """All in one pass: processors pad views of few tiles, and models drop the padding."""
         import torch
 

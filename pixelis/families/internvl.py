@@ -59,9 +59,7 @@ class InternVL(Family):
             )
         return (tiles + (tiles > 1)) * per_tile
 
-    def encode_views(
-        self, model: Any, spec: ModelSpec, views: Views, one_pass: bool = False
-    ) -> list[Features]:
+    def encode_views(self, model: Any, spec: ModelSpec, views: Views) -> list[Features]:
         from pixelis.families.features import Features
 
         tiles = self.pixel_values(spec, views).to(model.device, model.dtype)

@@ -55,7 +55,7 @@ class QwenVL(Family):
         attention["position_ids"] = positions
         return super().hidden_states(model, spec, tokens, positions, features, **attention)
 
-    def encode(self, model: Any, spec: ModelSpec, views: Views) -> list[Features]:
+    def encode_views(self, model: Any, spec: ModelSpec, views: Views) -> list[Features]:
         from torch import Tensor
 
         from pixelis.families.features import Features

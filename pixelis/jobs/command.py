@@ -54,5 +54,7 @@ def command(name: str, text: str | None) -> Iterator[CommandParser]:
         print(f"pixelis {name}: {error}", file=sys.stderr)
         raise SystemExit(2 if isinstance(error, BadConfig) else 1) from None
     except OSError as error:
-        print(f"pixelis {name}: {error.filename}: {error.strerror}", file=sys.stderr)
+        # transformers raises some without a number or a file
+        text = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
+        print(f"pixelis {name}: {text}", file=sys.stderr)
         raise SystemExit(1) from None

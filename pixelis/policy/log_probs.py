@@ -351,13 +351,13 @@ class PolicyModule(nn.Module):
         model: VisionLanguageModel,
         spec: ModelSpec,
         temperature: float,
-        one_pass: bool,
+        zero3: bool,
         sequence: SequenceGroup | None = None,
     ):
         super().__init__()
         self.banned: Tensor
         self.sequence = sequence
-        self.model, self.spec, self.temperature, self.one_pass = model, spec, temperature, one_pass
+        self.model, self.spec, self.temperature, self.zero3 = model, spec, temperature, zero3
         self.chunk_values = CHUNK_VALUES
         self.observe: Callable[[Tensor], None] | None = None
         self.register_buffer(
@@ -379,12 +379,10 @@ class PolicyModule(nn.Module):
                 # ZeRO-3 needs every worker to run the vision tower, and so does a trainable tower, whose
                 # gradients are summed over workers: without images, on a dummy view.
                 weight = next((p for n, p in self.model.named_parameters() if is_vision(n)), None)
-                if weight is not None and (self.one_pass or weight.requires_grad):
+                if weight is not None and (self.zero3 or weight.requires_grad):
                     views = [np.zeros((self.spec.multiple, self.spec.multiple, 3), dtype=np.uint8)]
             if views:
-                features = concatenate(
-                    self.spec.family.encode_views(self.model, self.spec, views, self.one_pass)
-                )
+                features = concatenate(self.spec.family.encode_views(self.model, self.spec, views))
         if states_only:
             return (predicting_states(self.model, self.spec, batch, features, self.sequence)[0],)
         return token_log_probs(

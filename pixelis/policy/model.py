@@ -44,20 +44,6 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
-def pick_attention(name: str, device: torch.device) -> str:
-    """`auto` is flash attention on a GPU if installed, else sdpa."""
-    installed = importlib.util.find_spec("flash_attn") is not None
-    if name == "auto":
-        return "flash_attention_2" if device.type == "cuda" and installed else "sdpa"
-    if name == "flash_attention_2" and not installed:
-        fix = (
-            "pip install --no-build-isolation 'flash-attn>=2.8' (compiles with nvcc), or "
-            "policy.attention=auto"
-        )
-        raise MissingDependency("policy.attention needs flash-attn, which is not installed", fix=fix)
-    return name
-
-
 def load_model(
     policy: config.PolicyConfig,
     device: torch.device | str | None = None,
@@ -71,6 +57,9 @@ def load_model(
     from transformers.integrations import HfDeepSpeedConfig
     from transformers.utils import logging
 
+    if policy.attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
+        fix = "pip install --no-build-isolation 'flash-attn>=2.8' (compiles with nvcc), or leave the key out"
+        raise MissingDependency("policy.attention needs flash-attn, which is not installed", fix=fix)
     folder = resolve(str(folder) if folder is not None else policy.model)
     target = torch.device(device) if device is not None else default_device()
     logging.disable_progress_bar()  # the driver shows progress
@@ -86,7 +75,7 @@ def load_model(
     model, report = family.model_class().from_pretrained(
         folder,
         dtype=dtype,
-        attn_implementation=pick_attention(policy.attention, target),
+        attn_implementation=policy.attention,
         output_loading_info=True,
         key_mapping=dict(family.key_mapping),
         **quantization.loading_options(policy, dtype, target),

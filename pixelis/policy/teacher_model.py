@@ -54,7 +54,7 @@ class TeacherModel:
                 fix="name a larger model of the student's family in rft.teacher",
             )
         self.shares_prompts = self.spec.family.attend_packed(network)
-        self.module = PolicyModule(network, self.spec, temperature, one_pass=False).eval()
+        self.module = PolicyModule(network, self.spec, temperature, zero3=False).eval()
         self.features = FeatureCache()
 
     @torch.no_grad()

@@ -40,8 +40,8 @@ from pixelis.families.qwen3_vl import Qwen3VL
 
 @dataclass(frozen=True, kw_only=True)
 class Toy(Qwen3VL):
-    def encode_views(self, model, spec, views, one_pass=False):
-        return super().encode_views(model, spec, [255 - view for view in views], one_pass)
+    def encode_views(self, model, spec, views):
+        return super().encode_views(model, spec, [255 - view for view in views])
 
     def chat(self, tokenizer):
         return Chat.bracketed("<|turn|>", "<|stop|>")

@@ -163,6 +163,16 @@ def test_the_command_says_what_a_failure_means(tmp_path: Path, model: Path, pixe
     assert "calls look at the wrong place" in (tmp_path / "out/certificate.html").read_text()
 
 
+def test_a_folder_without_its_image_processor_is_told_which_file_it_lacks(
+    tmp_path: Path, model: Path, pixelis: Command
+) -> None:
+    shutil.copytree(model, tmp_path / "model")
+    (tmp_path / "model/preprocessor_config.json").unlink()
+    code, _, errors = pixelis("adopt", str(tmp_path / "model"), "--out", str(tmp_path / "out"))
+    assert code == 1
+    assert "preprocessor_config.json" in errors
+
+
 def test_a_small_model_has_the_structure_of_the_large_one() -> None:
     rope = {"rope_type": "default", "mrope_section": [24, 20, 20]}
     text = {"num_hidden_layers": 60, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
