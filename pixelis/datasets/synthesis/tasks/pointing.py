@@ -25,9 +25,9 @@ QUARTERS: dict[str, Box] = {
 T = TypeVar("T")
 SIZES = ("tiny", "tiny", "small", "medium", "medium", "large")
 COLOURS = tuple(name for name in colours.NAMES if name != "beige")
-CORNERS = (0, 0, 0, 3, 3, 4)
-"""Answers to draw from. Those that seldom can be asked for are drawn more often: most things are small, and the
-measured outlines of circles and triangles seldom have the annotated number of corners."""
+CORNERS = (0, 0, 0, 3, 3, 3, 3, 3, 4, 4)
+"""Answers to draw from. Those that seldom can be asked for are drawn more often, so that no guess is right more often
+than another: most things are small, and measured outlines of triangles seldom have the annotated corners."""
 CLEAR = 1.2
 """Factor that a share of the picture is away from the next size."""
 
