@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import ray
 import yaml
+from memory_entries import wait_for
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts import scripts
 from ray.serve.schema import ServeDeploySchema
@@ -91,22 +93,24 @@ def test_serve_deploy_takes_the_service() -> None:
         serve_job._config(application.args)
 
 
+def slurm_machine(folder: Path, nodes: int, gpus: int, **tools: str) -> dict[str, str]:
+    """A folder to submit from, with stand-ins for Slurm's programs; returns the environment of the script."""
+    (folder / ".venv/bin").mkdir(parents=True)
+    (folder / ".venv/bin/activate").touch()
+    for name, body in tools.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
+    slurm = {"SUBMIT_DIR": str(folder), "JOB_ID": "123456", "JOB_NUM_NODES": str(nodes)}
+    slurm |= {"CPUS_PER_TASK": "64", "GPUS_ON_NODE": str(gpus), "JOB_NODELIST": "node[7-8]"}
+    named = {f"SLURM_{name}": value for name, value in slurm.items()}
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **named}
+
+
 def test_the_slurm_script_starts_ray_on_every_node_and_removes_its_token(tmp_path: Path) -> None:
     script = CLUSTER / "slurm.sbatch"
     assert subprocess.run(["bash", "-n", script]).returncode == 0
-    (tmp_path / ".venv/bin").mkdir(parents=True)
-    (tmp_path / ".venv/bin/activate").touch()
-    tools = {
-        "srun": 'printf "%s\\n" "$@"; stat -c "mode %a" "$RAY_AUTH_TOKEN_PATH"',
-        "scontrol": 'printf "node7\\nnode8\\n"',
-    }
-    for name, body in tools.items():  # stand-ins for Slurm's programs
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    slurm = {"SUBMIT_DIR": str(tmp_path), "JOB_ID": "123456", "JOB_NUM_NODES": "2", "CPUS_PER_TASK": "64"}
-    slurm |= {"GPUS_ON_NODE": "8", "JOB_NODELIST": "node[7-8]"}
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    env |= {f"SLURM_{name}": value for name, value in slurm.items()}
+    srun = 'printf "%s\\n" "$@"; stat -c "mode %a" "$RAY_AUTH_TOKEN_PATH"'
+    env = slurm_machine(tmp_path, 2, 8, srun=srun, scontrol='printf "node7\\nnode8\\n"')
     job = ["rft", "configs/qwen2_5_vl_7b/cluster.yaml", "run.dir=/shared/my run"]
     done = subprocess.run(["bash", script, *job], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -117,9 +121,28 @@ def test_the_slurm_script_starts_ray_on_every_node_and_removes_its_token(tmp_pat
     assert command[2:8] == ["ray", "symmetric-run", "--address", "node7:23456", "--min-nodes", "2"]
     start, entrypoint = command[8 : command.index("--")], command[command.index("--") + 1 :]
     scripts.start.make_context("start", ["--head", *start])
-    assert entrypoint[:4] == ["pixelis", *job]
-    check_command(entrypoint)
+    assert entrypoint[:2] == ["bash", "-c"]
+    check_command(["pixelis", *entrypoint[4:]])
+    assert entrypoint[4:7] == job
     assert subprocess.run(["bash", script], env=env, capture_output=True, text=True).returncode == 2
+
+
+def test_a_slurm_job_whose_time_is_up_stops_its_run_and_is_queued_again(tmp_path: Path) -> None:
+    env = slurm_machine(
+        tmp_path,
+        nodes=1,
+        gpus=0,
+        srun='while [ "$1" != -- ]; do shift; done; shift; "$@"',  # as Ray's: it runs what stands behind --
+        pixelis='trap "echo saved; exit 3" TERM; touch running; while :; do sleep .05; done',
+        scontrol='[ "$1" != requeue ] && echo node7 || echo "requeued $2"',
+    )
+    command = ["bash", CLUSTER / "slurm.sbatch", "rft", "configs/nano/rft.yaml"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as script:
+        wait_for((tmp_path / "running").exists)
+        script.send_signal(signal.SIGTERM)
+        output, _ = script.communicate(timeout=30)
+    assert (script.returncode, output.split("\n")) == (3, ["saved", "requeued 123456", ""])
+    assert not [*tmp_path.glob(".driver*"), *tmp_path.glob(".ray-token*")]
 
 
 def test_the_page_names_files_and_commands_that_exist() -> None:
