@@ -1,15 +1,18 @@
 """Trace the inputs of a data set, a checkpoint or a result back to their sources and verify every hash.
 
-usage: pixelis lineage RESULT
+usage: pixelis lineage RESULT [--made-in FOLDER]
 
 RESULT is a data set, a run, a checkpoint or a rank file. Exits with 1 if an input has changed, is missing or
 depends on itself.
+
+  --made-in FOLDER  list the runs and results in FOLDER that were made from RESULT instead, and the state of each run
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +21,10 @@ from typing import Literal
 from pixelis.config.references import EMBEDDED
 from pixelis.errors import MissingFile
 from pixelis.jobs.command import command
+from pixelis.jobs.run_lock import LEASE_S
 from pixelis.policy.checkpoint import MANIFEST, is_complete
 from pixelis.policy.model_path import fingerprint, resolve
-from pixelis.telemetry import lineage
+from pixelis.telemetry import events, lineage
 
 State = Literal["ok", "changed", "missing", "unhashed", "cycle"]
 STATE_LABELS = {
@@ -117,10 +121,49 @@ def tree(node: Node, indent: str = "") -> list[str]:
     return lines
 
 
+def made_from(path: Path, folder: Path) -> list[str]:
+    """The results in ``folder`` that were made from ``path`` or from what it holds, each above its own."""
+    records = dict[Path, lineage.Record]()
+    for file in sorted(folder.rglob(f"*{lineage.NAME}")):
+        result = (
+            file.parent if file.name == lineage.NAME else Path(str(file).removesuffix(f".{lineage.NAME}"))
+        )
+        if (known := lineage.read(result)) is not None and known.kind != "checkpoint":
+            records[result] = known
+
+    def below(source: Path, indent: str, above: tuple[Path, ...]) -> Iterator[str]:
+        for result, known in records.items():
+            base = result if result.is_dir() else result.parent
+            inputs = [Path(os.path.normpath(base / i.path)) for i in known.inputs if i.path]
+            if result not in above and any(i == source or source in i.parents for i in inputs):
+                yield f"{indent}{result.relative_to(folder)}  {known.kind}  {known.made}  {_progress(result)}".rstrip()
+                yield from below(result, indent + "    ", (*above, result))
+
+    return list(below(path, "", (path,)))
+
+
+def _progress(result: Path) -> str:
+    """The last step of a run, and whether it still goes on."""
+    steps = [event["step"] for event in events.read(result) if event["kind"].startswith("step/")]
+    if not steps:
+        return ""
+    lock = result / "lock.json"
+    if not lock.is_file():
+        return f"step {max(steps)}"
+    goes_on = time.time() - lock.stat().st_mtime < LEASE_S
+    return f"step {max(steps)}, {'running' if goes_on else 'stopped without an end'}"
+
+
 def main() -> None:
     with command("lineage", __doc__) as parser:
-        parser.add_argument("result")
-        node = trace(parser.parse_args().result)
+        parser.add_argument("result", type=Path)
+        parser.add_argument("--made-in", type=Path)
+        arguments = parser.parse_args()
+        if arguments.made_in is not None:
+            found = made_from(arguments.result.absolute(), arguments.made_in.absolute())
+            print("\n".join(found) or f"nothing in {arguments.made_in} was made from {arguments.result}")
+            return
+        node = trace(arguments.result)
         print("\n".join(tree(node)))
         if broken := node.broken:
             text = f"{len(broken)} of {len(list(node.walk()))} have changed or are missing"

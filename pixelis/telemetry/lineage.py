@@ -6,10 +6,12 @@ that a tree of runs can be moved.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import json
 import os
+import platform
 import subprocess
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from pixelis.config import Config
 
 NAME = "lineage.json"
+PACKAGES = ("torch", "transformers", "deepspeed", "peft", "ray", "vllm", "numpy")
 BLOCK = 2**16
 SAMPLE_ABOVE = 64 * 2**20
 """Size in bytes above which only blocks of a weight file are hashed."""
@@ -70,9 +73,10 @@ class Input(_Part):
 
 
 class Code(_Part):
-    """Version of the package; in a checkout its commit and whether it has uncommitted changes."""
+    """Version of the package and of those it computes with; in a checkout its commit and whether it has changes."""
 
     version: str
+    packages: dict[str, str] = {}
     commit: str | None = None
     dirty: bool | None = None
 
@@ -256,10 +260,12 @@ def _content_hash(path: Path, size: int) -> str:
 
 @cache
 def code() -> Code:
-    try:
+    number, packages = "unknown", {"python": platform.python_version()}
+    with contextlib.suppress(PackageNotFoundError):
         number = version("pixelis")
-    except PackageNotFoundError:
-        number = "unknown"
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            packages[name] = version(name)
     package = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str | None:
@@ -276,8 +282,9 @@ def code() -> Code:
         git("ls-files", "--error-unmatch", "__init__.py") is None
         or (commit := git("rev-parse", "HEAD")) is None
     ):
-        return Code(version=number)
-    return Code(version=number, commit=commit, dirty=bool(git("status", "--porcelain", "--", ".")))
+        return Code(version=number, packages=packages)
+    dirty = bool(git("status", "--porcelain", "--", "."))
+    return Code(version=number, packages=packages, commit=commit, dirty=dirty)
 
 
 def _resolve_input(role: str, source: Source, result: Path) -> Input:

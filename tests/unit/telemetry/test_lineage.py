@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from pixelis.jobs import lineage as chain_of
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import save_adapter
 from pixelis.telemetry import lineage
+from pixelis.telemetry.events import EventLog
 from pixelis.telemetry.trackers import log_results
 
 
@@ -203,6 +205,32 @@ def test_the_job_prints_the_chain_and_fails_on_a_broken_one(
     assert (code, "CHANGED" in printed, "1 of 4" in error) == (1, True, True)
     assert run()[0] == 2
     assert run(str(chain / "raw.jsonl"))[0] == 1
+
+
+def test_what_was_made_from_a_result_is_listed_with_the_state_of_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "raw.jsonl").write_text("one\n")
+    run, lost, after = (tmp_path / name for name in ("runs/sft", "runs/rft", "runs/answers.jsonl"))
+    for folder, source, step in ((run, tmp_path / "raw.jsonl", 3), (lost, run / "checkpoints/step_3", 7)):
+        folder.mkdir(parents=True)
+        (run / "checkpoints/step_3").mkdir(parents=True, exist_ok=True)
+        lineage.record(folder, inputs=[source], kind="run", grows=True)
+        EventLog(folder).write("step/policy", step=step)
+    after.write_text("42\n")
+    lineage.record(after, inputs=[lost], kind="answers")
+    (lost / "lock.json").write_text("{}")
+    os.utime(lost / "lock.json", (0, 0))
+    _, printed, _ = pixelis(
+        capsys, monkeypatch, "lineage", str(tmp_path / "raw.jsonl"), "--made-in", str(tmp_path / "runs")
+    )
+    lines = [line.split() for line in printed.splitlines()]
+    assert [line[0] for line in lines] == ["sft", "rft", "answers.jsonl"]
+    assert [line[3:] for line in lines] == [
+        ["step", "3"],
+        ["step", "7,", "stopped", "without", "an", "end"],
+        [],
+    ]
 
 
 def test_the_lineage_of_a_data_set_is_no_row_of_it(tmp_path: Path) -> None:
