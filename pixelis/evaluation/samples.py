@@ -74,9 +74,9 @@ def seed_metrics(groups: Sequence[Group], seeds: Sequence[int], samples: int) ->
 
 
 def breakdown(groups: Sequence[Group]) -> dict[str, Any]:
-    """Accuracy by use of operations (Mini-o3), ``splits``, ``tasks`` and ``categories``.
+    """Accuracy by use of operations (Mini-o3), ``splits``, ``tasks``, ``categories`` and ``lengths`` in turns.
 
-    The last three are left out where all questions have the same.
+    The last four are left out where all questions or episodes have the same.
     """
     episodes = [(group, t) for group in groups for t in group.trajectories]
     result: dict[str, Any] = {
@@ -92,6 +92,13 @@ def breakdown(groups: Sequence[Group]) -> dict[str, Any]:
         if len(names := sorted({value for group in groups for value in key(group)} - {""})) > 1:
             members = {value: [(g.question.id, t) for g, t in episodes if value in key(g)] for value in names}
             result[name] = {value: _accuracy(of_value) for value, of_value in members.items()}
+    if len(lengths := sorted({t.policy_turns for _, t in episodes})) > 1:
+        result["lengths"] = {
+            f"{n} turn{'s' * (n != 1)}": _accuracy(
+                [(g.question.id, t) for g, t in episodes if t.policy_turns == n]
+            )
+            for n in lengths
+        }
     return result
 
 

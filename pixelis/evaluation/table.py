@@ -7,7 +7,9 @@ from typing import Any
 
 from pixelis.evaluation.clusters import is_notable
 
-PARTS = ("splits", "tasks", "categories")
+PARTS = ("splits", "tasks", "categories", "lengths")
+LIMITS = ("over_turn", "over_context", "over_images", "length", "deadline")
+"""Reasons for which an episode stops without having ended."""
 SCORE_NAMES = {
     "shown": "thing in view",
     "iou": "IoU of the outline",
@@ -81,6 +83,13 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _clusters(summary["clusters"])
     if "looking" in summary:
         yield from _looking(summary["looking"])
+    stops = summary["stop_reasons"]
+    if exceeded := {name: stops[name] for name in LIMITS if name in stops}:
+        share = sum(exceeded.values()) / sum(stops.values())
+        yield (
+            "stopped by a limit",
+            f"{share:.3f} of the episodes: {', '.join(f'{k} {n}' for k, n in exceeded.items())}",
+        )
     use = f"{summary['rapr']:.3f} of the episodes, {summary['tool_error_rate']:.3f} of the calls failed"
     yield "pixel reasoning", use
     if summary["unscored"]:

@@ -93,6 +93,21 @@ def test_accuracy_with_and_without_operations_and_by_split(services):
     for scores in operations.values():
         assert scores["ci95"][0] <= scores["accuracy"] <= scores["ci95"][1]
     assert "tasks" not in result
+    assert "lengths" not in result
+
+
+def test_accuracy_by_the_number_of_turns_and_the_share_that_a_limit_stopped(services):
+    groups = [group("a", ["1/2", "3", None, None])]
+    for trajectory, turns in zip(groups[0].trajectories, (1, 2, 2, 3), strict=True):
+        trajectory.turns = [Turn(role="assistant", text="...")] * turns
+    scored = scored_all(groups, services)
+    assert rates(breakdown(scored)["lengths"]) == {
+        "1 turn": (1.0, 1),
+        "2 turns": (0.0, 2),
+        "3 turns": (0.0, 1),
+    }
+    lines = list(table.lines(evaluation_arms.summary_of(parse({}), "v", scored, services)))
+    assert any("stopped by a limit" in line and "0.500" in line and "length 2" in line for line in lines)
 
 
 def test_seeds_are_compared_on_the_same_questions(services):
