@@ -103,15 +103,17 @@ def _start(
     actors.store_name = store
     actors.names, elastic = names("generator", workers), names("generator", workers + more)[workers:]
     retained = versions.newest(config.policy.full), versions.promoted(config.policy.full)
-    actors.store = spawn(PolicyStore, config.run.dir, initial, *retained, name=store)
-    for index, name in enumerate(actors.names):
-        generator, actors.groups[name] = start_generator(config, store, index, name)
-        actors.generators.append(generator)
     scorers, (embedder,) = names("scorer", config.rewards.workers), names("states", 1)
     services = [bundle(config.rewards.cpus)] * len(scorers)
     if config.needs_embedder:
         services.append(embedder_bundle(config))
     group = actors.groups["scorers"] = reserve(services, "PACK", f"{actors.name}-scorers")
+    # Beside a scorer: Ray would put an actor without resources on the head, whose memory is small.
+    beside = {**inside(group), "num_cpus": 0}
+    actors.store = spawn(PolicyStore, config.run.dir, initial, *retained, name=store, **beside)
+    for index, name in enumerate(actors.names):
+        generator, actors.groups[name] = start_generator(config, store, index, name)
+        actors.generators.append(generator)
     for index, name in enumerate(scorers):
         actors.scorers.append(spawn(Scorer, config, index, name=name, **inside(group, index)))
     if config.needs_embedder:
