@@ -95,7 +95,7 @@ class Agent:
         for operation in operations:
             operation.ready(config.toolbox)
         adapter = load_adapter(config.policy.adapter) if config.policy.adapter else None
-        self.engine = start_engine(config, resolve(config.policy.model), config.run.seed)
+        self.engine = start_engine(config, resolve(config.policy.model))
         try:
             await self.engine.load(0, adapter)
             self.renderer = Renderer(self.engine.tokenizer, self.engine.spec, config.dialogue, operations)

@@ -62,7 +62,7 @@ class Generator:
         from pixelis.policy.model_path import resolve
 
         with repeated_on_restart(), alone_on(gpus):
-            self.engine = start_engine(config, resolve(config.policy.model), config.run.seed + index)
+            self.engine = start_engine(config, resolve(config.policy.model), index)
         operations = select(config.toolbox.operations)
         environments = select_environments(config.toolbox)
         self.renderer = Renderer(

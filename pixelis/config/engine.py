@@ -17,8 +17,14 @@ class SamplingConfig(Section):
 
 
 class EngineConfig(Section):
-    name: Literal["hf", "vllm"] = "hf"
-    """generation engine"""
+    name: Literal["hf", "vllm", "vllm_server"] = "hf"
+    """generation engine; vllm_server: running servers at `urls`, which take adapters and no other weights"""
+    urls: list[str] = Field([])
+    """vllm_server: address of the server of each generator, such as http://HOST:8000"""
+    api_key_env: str = ""
+    """vllm_server: environment variable with the servers' key; empty: none"""
+    adapter_folder: str | None = None
+    """vllm_server: folder for adapters that the servers see under the same path; unset: this machine's memory"""
     workers: PositiveInt = 1
     """generator actors; in a file also {min: 1, max: 8}, which sets max_workers"""
     max_workers: int | None = Field(None, ge=1)

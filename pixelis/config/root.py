@@ -154,7 +154,7 @@ class Config(Section):
     def _consistent(self) -> Config:
         checks = (
             *(self._folders, self._lengths, self._rft, self._teacher, self._sampling),
-            *(self._quantization, self._colocation, self._versions),
+            *(self._quantization, self._colocation, self._servers, self._versions),
         )
         problems = [problem for check in checks for problem in check()] + self.learner.problems()
         if problems:
@@ -232,7 +232,7 @@ class Config(Section):
             yield f"rft.sampling.top_p {top_p} needs rft.loss.importance=truncate to correct for it"
         for name, section in (("rft", self.rft), ("evaluate", self.evaluate), ("serve", self.serve)):
             temperature = section.sampling.temperature
-            if (self.engine.name == "vllm" and temperature > 2) or 0 < temperature < 0.01:
+            if (self.engine.name != "hf" and temperature > 2) or 0 < temperature < 0.01:
                 yield f"{name}.sampling.temperature {temperature} is neither 0 nor from 0.01 to vLLM's 2"
 
     def _quantization(self) -> Iterator[str]:
@@ -261,10 +261,28 @@ class Config(Section):
         if e.gpus and e.workers != learner.workers:
             yield f"engine.colocate needs as many engine.workers as learner.workers {learner.workers}"
 
+    def _servers(self) -> Iterator[str]:
+        e = self.engine
+        if e.name != "vllm_server":
+            if e.urls:
+                yield f"engine.urls names the servers of engine.name=vllm_server, not of {e.name}"
+            return
+        if not e.urls:
+            yield "engine.name=vllm_server needs a server for each generator: set engine.urls=[http://HOST:PORT]"
+        elif len(e.urls) != e.most_workers:
+            yield f"engine.urls names {len(e.urls)} servers for {e.most_workers} generators: set engine.workers={len(e.urls)}"
+        if e.gpus or e.colocate:
+            yield "engine.name=vllm_server reserves no GPU: set engine.gpus=0 and engine.colocate=false"
+        if self.policy.full or self.policy.lora.vision_tower or e.quantization != "none":
+            yield (
+                "a vLLM server takes adapters of the language model alone: set policy.full=false, "
+                "policy.lora.vision_tower=false and engine.quantization=none, or engine.name=vllm"
+            )
+
     def _versions(self) -> Iterator[str]:
         e, transfer = self.engine, self.policy_store.transfer
         uniform = not self.policy.full and not self.policy.lora.ranks
-        if e.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
+        if e.name != "hf" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
             yield f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}"
         if self.policy_store.streams and not self.policy.full:
             yield f"policy_store.transfer={transfer} is for policy.full=true: leave it at object"

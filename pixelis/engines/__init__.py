@@ -1,4 +1,4 @@
-"""Generation engines with one interface: `hf` (runs wherever torch runs) and `vllm` (production)."""
+"""Generation engines with one interface: `hf` (runs wherever torch runs), `vllm` (production), `vllm_server`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,21 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "start_engine"]
 
 
-def start_engine(config: Config, folder: str | Path, seed: int = 0) -> Engine:
-    """Start the engine of `engine.name` with the model in `folder`; blocks until it can serve."""
-    if config.engine.name == "vllm":
+def start_engine(config: Config, folder: str | Path, index: int = 0) -> Engine:
+    """Start the engine of `engine.name` with the model in `folder`; blocks until it can serve.
+
+    index: of the generator, which has random numbers and, of servers, an address of its own.
+    """
+    settings, seed = config.engine, config.run.seed + index
+    if settings.name == "vllm":
         from pixelis.engines.vllm import VllmEngine
 
-        return VllmEngine(folder, config.policy, config.engine, config.dialogue, seed)
+        return VllmEngine(folder, config.policy, settings, config.dialogue, seed)
+    if settings.name == "vllm_server":
+        from pixelis.engines.vllm_server import VllmServerEngine
+
+        url = settings.urls[index]
+        return VllmServerEngine(folder, config.policy, settings, config.dialogue, url, seed)
     from pixelis.engines.hf import HfEngine
 
-    return HfEngine(folder, config.policy, config.engine, seed)
+    return HfEngine(folder, config.policy, settings, seed)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +13,9 @@ from PIL import Image
 
 from pixelis.config import Config, DialogueConfig
 from pixelis.config.llm import LlmConfig
-from pixelis.engines.vllm_files import collapse
+from pixelis.engines.vllm_files import collapse, picture_probes, png_url
 from pixelis.errors import BadConfig, DataFailure, InfraFailure
 from pixelis.families.spec import load_spec, load_tokenizer
-from pixelis.operations.pixel_budget import PixelBudget, fitted_size
 from pixelis.policy.model_path import resolve
 from pixelis.policy.samples import TrainSample, unusable
 from pixelis.rewards.llm_client import LlmClient
@@ -32,7 +29,6 @@ FIX = (
     "run `vllm serve MODEL --enable-scale-out` with a larger model of the student's family, and "
     "--mm-processor-kwargs if it resizes pictures"
 )
-LARGEST_SIDE = 10**5
 
 
 class TeacherServer:
@@ -95,7 +91,9 @@ class TeacherServer:
         pieces = [family.image_ids(self.spec, *view.shape[:2]) for view in sample.views]
         body = {
             "token_ids": collapse(tokens, pieces, family.vllm_image(self.spec)),
-            "content_parts": [{"type": "image_url", "url": _data_url(view)} for view in sample.views],
+            "content_parts": [
+                {"type": "image_url", "url": png_url(Image.fromarray(view))} for view in sample.views
+            ],
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False},
             "return_token_ids": True,
         }
@@ -114,20 +112,10 @@ class TeacherServer:
         return self.client.request(path, body, lambda content: read(json.loads(content)), lambda value: value)
 
     def _probes(self, dialogue: DialogueConfig) -> Iterator[TrainSample]:
-        """Samples with the smallest or largest picture of each budget that a row has room for."""
-        spec, shown = self.spec, set[tuple[int, int]]()
-        for settings in (dialogue.input, dialogue.crop, dialogue.frame) if spec.reads_images else ():
-            if (budget := PixelBudget.of(settings)).max_pixels >= spec.multiple**2:
-                shown |= {fitted_size(side, side, budget, spec.multiple) for side in (1, LARGEST_SIDE)}
-        for views in [[np.zeros((*size, 3), np.uint8)] for size in sorted(shown)] or [[]]:
-            pictures = [id for view in views for id in spec.family.image_ids(spec, *view.shape[:2])]
-            tokens = np.asarray([spec.stop, *pictures, spec.stop])
+        """Samples with a picture each, as far as a row has room for it; without one for a text model."""
+        for views in [[view] for view in picture_probes(self.spec, dialogue)] or [[]]:
+            pictures = [id for v in views for id in self.spec.family.image_ids(self.spec, *v.shape[:2])]
+            tokens = np.asarray([self.spec.stop, *pictures, self.spec.stop])
             mask = np.arange(len(tokens)) == len(tokens) - 1
             if len(tokens) <= self.row_tokens:
                 yield TrainSample(tokens, mask, np.zeros(len(tokens), np.float32), 0.0, views)
-
-
-def _data_url(view: np.ndarray) -> str:
-    file = io.BytesIO()
-    Image.fromarray(view).save(file, "PNG", compress_level=1)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -7,32 +7,26 @@ every turn; the prefix cache avoids recomputation, also between sessions with th
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import importlib.util
-import math
 import os
 import shutil
-import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from PIL import Image
 
-from pixelis.dialogue.session import MIN_TEMPERATURE, Completion, SamplingParams, Start, TokenCallback
-from pixelis.engines.engine import Engine, EngineSession
+from pixelis.dialogue.session import SamplingParams, TokenCallback
 from pixelis.engines.vllm_files import (
     OWNER,
     Scratch,
     adapter_arguments,
     child_environment,
-    collapse,
     link_model,
     quantized_copy,
 )
+from pixelis.engines.vllm_session import Reply, VllmSession, VllmSessions
 from pixelis.errors import (
     BadConfig,
     BadInput,
@@ -42,12 +36,10 @@ from pixelis.errors import (
     PixelisError,
     install_extra,
 )
-from pixelis.families.spec import load_spec, load_tokenizer
-from pixelis.policy.export import BaseFile, write_peft
+from pixelis.policy.export import write_peft
 from pixelis.policy.model import pick_dtype
-from pixelis.policy.model_path import fingerprint
 from pixelis.policy.ranks import merges
-from pixelis.policy.samples import once_per_view, view_digest
+from pixelis.policy.samples import once_per_view
 
 if TYPE_CHECKING:
     from pixelis import config
@@ -76,84 +68,12 @@ _CPU_ARGUMENTS = {
 }
 
 
-class VllmSession(EngineSession):
-    """One episode: its ids and pictures. vLLM stores the keys and values."""
-
-    engine: VllmEngine
-
-    def __init__(self, engine: VllmEngine, prefix_key: str | None, start: Start):
-        super().__init__(engine, prefix_key, start)
-        self.ids: list[int] = []
-        self.short: list[int] = []
-        self.pictures: list[Image.Image] = []
-        self.digests: list[str] = []
-        self.position = self.origin = 0
-        self.loads = engine._loads
-        self.task: asyncio.Task[Completion] | None = None
-
-    async def generate(
-        self,
-        tokens: Sequence[int],
-        views: Sequence[np.ndarray],
-        sampling: SamplingParams,
-        on_tokens: TokenCallback | None = None,
-    ) -> Completion:
-        """See `Session.generate`; no tokens and `length` at once if the episode fills the context."""
-        self.check_turn(tokens, views, self.task is not None)
-        spec = self.engine.spec
-        if sampling.temperature and not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:
-            raise BadInput(f"vLLM supports temperature 0 and {MIN_TEMPERATURE} to {MAX_TEMPERATURE}")
-        self.engine.check_views(len(self.pictures), views)
-        sizes = [(view.shape[0], view.shape[1]) for view in views]
-        _, position = spec.family.positions(spec, np.asarray(tokens), sizes, self.position)
-        ids, short, pictures = len(self.ids), len(self.short), len(self.pictures)
-        # vLLM expands the pictures' tokens, and its prompt is compared with ours afterwards.
-        pieces = [spec.family.image_ids(spec, *size) for size in sizes]
-        self.short += collapse(tokens, pieces, spec.family.vllm_image(spec))
-        self.ids += (int(token) for token in tokens)
-        self.pictures += map(_picture, views)
-        self.digests += [view_digest(view).hex() for view in views]
-        if not ids:
-            length, views_shown = self.start.prompt if self.start.turns else (None, None)
-            self.origin = _number(self.ids[:length], self.digests[:views_shown])
-        self.task = asyncio.create_task(self.engine.complete(self, sampling, on_tokens))
-        try:
-            completion = await self.task
-        except BaseException as error:
-            # As before the call, so that it can be repeated.
-            del self.ids[ids:], self.short[short:], self.pictures[pictures:], self.digests[pictures:]
-            if isinstance(error, asyncio.CancelledError):
-                current = asyncio.current_task()
-                if self.closed and not (current is not None and current.cancelling()):
-                    raise InfraFailure("the session was closed", code="session_closed") from None
-                self.close()
-            raise
-        finally:
-            self.task = None
-        self.ids += completion.tokens
-        self.short += completion.tokens
-        self.position = position + len(completion.tokens)
-        self.turns += 1
-        return completion
-
-    def close(self) -> None:
-        """Release the episode; cancels a turn in progress. Idempotent."""
-        if not self.closed:
-            self.closed = True
-            if self.task is not None:
-                self.task.cancel()
-            self.engine._on_close(self)
-
-
-class VllmEngine(Engine[VllmSession]):
+class VllmEngine(VllmSessions):
     """Generation with vLLM; see `engines.Engine`.
 
-    The pixel budgets, number of images and context of ``dialogue`` are the engine's limits. Raises
-    MissingDependency without vLLM, BadInput and MissingFile for an unsupported model, InfraFailure if vLLM
-    does not start.
+    Raises MissingDependency without vLLM, BadInput and MissingFile for an unsupported model, InfraFailure if
+    vLLM does not start.
     """
-
-    session_kind = VllmSession
 
     def __init__(
         self,
@@ -166,24 +86,14 @@ class VllmEngine(Engine[VllmSession]):
         if importlib.util.find_spec("vllm") is None:
             raise MissingDependency("engine.name=vllm requires vLLM", fix=install_extra("gpu"))
         folder = Path(model_folder)
-        self.tokenizer = load_tokenizer(folder)
-        self.spec = load_spec(folder, self.tokenizer, policy.family)
-        super().__init__(fingerprint(folder), drains=engine.on_update == "drain")
-        self.seed = seed
-        self.max_context = dialogue.max_context
-        self.max_images = dialogue.max_images
-        self.timeout_s = engine.timeout_s
-        budgets = dialogue.input, dialogue.crop, dialogue.frame
-        self.max_pixels = max(self.spec.multiple**2, *(budget.max_pixels for budget in budgets))
+        super().__init__(folder, policy, engine, dialogue, seed)
         self.merges = merges(policy, engine)
-        self._base = BaseFile(folder, self.spec.family)
         self._scratch = Scratch()
         self._lora: Any = None
         self._lora_turns: Counter[int] = Counter()
         self._merged = False
         self._broken: str | None = None
-        self._loads = self._requests = self._pending = 0
-        self._since = 0.0
+        self._requests = 0
         try:
             self._llm = self._start(folder, policy, engine)
         except BaseException:
@@ -352,80 +262,22 @@ class VllmEngine(Engine[VllmSession]):
         except Exception as error:
             raise InfraFailure(f"vLLM failed in a {name}: {error!r}", code="engine_failed") from error
 
-    async def health(self) -> dict[str, object]:
-        busy = time.perf_counter() - self._since if self._pending else 0.0
-        health = self._health("vllm", self._pending, self._pending > 0, self.busy_s + busy)
-        return health | {"alive": self._failure() is None}
-
     async def aclose(self) -> None:
         if not self._shutdown:
             self._shutdown = True
-            tasks = [session.task for session in self._sessions if session.task is not None]
-            for session in list(self._sessions):
-                session.close()
-            if tasks:
-                await asyncio.wait(tasks, timeout=5)
+            await self._end_sessions()
             llm, self._llm = self._llm, None
             if llm.output_handler is not None:
                 llm.output_handler.cancel()  # else it logs the end of the engine's process as a failure
             await asyncio.to_thread(llm.shutdown)
             self._scratch.remove()
 
-    def check_views(self, images: int, views: Sequence[np.ndarray]) -> None:
-        """Raise BadInput for views that vLLM would resize or refuse; `images` counts earlier views."""
-        if views and not self.spec.reads_images:
-            raise BadInput(f"a model of type {self.spec.family_name} reads text alone", code="no_vision")
-        if images + len(views) > self.max_images:
-            raise BadInput(f"more images in an episode than dialogue.max_images = {self.max_images}")
-        for view in views:
-            if view.shape[0] * view.shape[1] > self.max_pixels:
-                raise BadInput(f"a view exceeds the largest budget, {self.max_pixels} pixels")
-
-    async def complete(
-        self, session: VllmSession, sampling: SamplingParams, on_tokens: TokenCallback | None
-    ) -> Completion:
-        self._check_alive()
-        room = self.max_context - len(session.ids)
-        if room < 1:
-            if sampling.given_log_probs:
-                raise BadInput("the tokens fill the context", code="over_context")
-            return Completion([], [], "length")
-        if not self._pending:
-            self._since = time.perf_counter()
-        self._pending += 1
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                output = await self._request(session, sampling, min(room, sampling.max_tokens), on_tokens)
-            completion = self._read(session, output, sampling)
-        except Exception as error:
-            from vllm.exceptions import VLLMClientError
-
-            self.failures += 1
-            if isinstance(error, PixelisError):
-                raise
-            if isinstance(error, TimeoutError):
-                message = f"a turn took longer than engine.timeout_s = {self.timeout_s:g} s"
-                raise DeadlineExceeded(message) from None
-            if isinstance(error, (ValueError, TypeError, VLLMClientError)):
-                raise BadInput(f"vLLM refused the request: {error}") from error
-            message = f"vLLM failed: {self._failure() or repr(error)}"
-            raise InfraFailure(message, code="engine_failed") from error
-        finally:
-            self._pending -= 1
-            if not self._pending:
-                self.busy_s += time.perf_counter() - self._since
-        self.rows_done += 1
-        self.tokens_written += len(completion.tokens)
-        reused = output.num_cached_tokens or 0
-        self.tokens_reused += reused
-        self.tokens_read += len(session.ids) - reused
-        return completion
-
     async def _request(
         self, session: VllmSession, sampling: SamplingParams, room: int, on_tokens: TokenCallback | None
-    ) -> Any:
+    ) -> Reply:
         from vllm import SamplingParams as VllmParams
         from vllm import TokensPrompt
+        from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind
 
         # Versions must not share keys and values; an episode that is open during a load keeps its own.
@@ -433,74 +285,28 @@ class VllmEngine(Engine[VllmSession]):
         if session.pictures:
             prompt["multi_modal_data"] = {"image": list(session.pictures)}
             prompt["multi_modal_uuids"] = {"image": list(session.digests)}
-        # Sessions of one key sample the same prompt: equal seeds must not give equal turns.
-        stream = (
-            self.seed,
-            self.version,
-            sampling.seed,
-            session.start.ordinal,
-            session.turns,
-            session.origin,
-        )
-        settings = VllmParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=room,
-            seed=_number(stream) % 2**63,
-            stop_token_ids=[self.spec.stop],
-            ignore_eos=True,
-            logprobs=sampling.top_log_probs,
-            prompt_logprobs=0 if sampling.given_log_probs else None,
-            stop=sampling.stop or None,
-            include_stop_str_in_output=True,
-            detokenize=bool(sampling.stop),
-            output_kind=RequestOutputKind.FINAL_ONLY if on_tokens is None else RequestOutputKind.CUMULATIVE,
-        )
+        kind = RequestOutputKind.FINAL_ONLY if on_tokens is None else RequestOutputKind.CUMULATIVE
         self._requests += 1
         output, lora, seen = None, self._lora, 0
         name = lora.lora_int_id if lora is not None else 0
         self._lora_turns[name] += 1
         try:
+            settings = VllmParams(**self._settings(session, sampling, room), output_kind=kind)
             request = TokensPrompt(**prompt), settings, str(self._requests)
             async for answer in self._llm.generate(*request, lora_request=lora, priority=sampling.priority):
                 output = answer
                 if on_tokens is not None:
                     on_tokens(list(answer.outputs[0].token_ids)[seen:])
                     seen = len(answer.outputs[0].token_ids)
+        except (ValueError, TypeError, VLLMClientError) as error:
+            raise BadInput(f"vLLM refused the request: {error}") from error
         finally:
             self._lora_turns[name] -= 1
             if lora is not None and lora is not self._lora and not self._lora_turns[name]:
                 await self._drop(lora)
         if output is None or not output.finished:
             raise InfraFailure("vLLM ended a request without an output", code="engine_failed")
-        return output
-
-    def _read(self, session: VllmSession, output: Any, sampling: SamplingParams) -> Completion:
-        """Raises InfraFailure for another prompt or an incomplete output."""
-        top = sampling.top_log_probs
-        if list(output.prompt_token_ids) != session.ids:
-            message = "vLLM's prompt differs from the episode's tokens and pictures"
-            raise InfraFailure(message, code="prompt_mismatch")
-        generated = output.outputs[0]
-        tokens, values = [int(token) for token in generated.token_ids], generated.logprobs or []
-        if generated.finish_reason not in ("stop", "length") or not tokens or len(values) != len(tokens):
-            message = f"{generated.finish_reason!r}, {len(tokens)} tokens and {len(values)} log-probs"
-            raise InfraFailure(f"vLLM ended a request with {message}", code="engine_failed")
-        log_probs = [float(entry[token].logprob) for token, entry in zip(tokens, values, strict=True)]
-        # vLLM adds the sampled token whatever its rank; outside top_p log-probabilities are -inf.
-        likely = [
-            [(int(t), v.logprob) for t, v in entry.items() if v.rank <= top and math.isfinite(v.logprob)]
-            for entry in (values if top else ())
-        ]
-        top_log_probs = [sorted(pairs, key=lambda pair: -pair[1]) for pairs in likely]
-        stopped = tokens[-1] == self.spec.stop or generated.finish_reason == "stop"
-        start = len(session.ids) - sampling.given_log_probs
-        # Of the whole vocabulary: banned ids have a probability, which is small
-        given_log_probs = [
-            float(entry[token].logprob)
-            for token, entry in zip(session.ids[start:], (output.prompt_logprobs or [])[start:], strict=True)
-        ]
-        return Completion(tokens, log_probs, "stop" if stopped else "length", top_log_probs, given_log_probs)
+        return _reply(output, sampling.given_log_probs)
 
     def _failure(self) -> str | None:
         if self._shutdown:
@@ -509,13 +315,21 @@ class VllmEngine(Engine[VllmSession]):
             return self._broken
         return "its process died" if self._llm.errored else None
 
-    def _check_alive(self) -> None:
-        super()._check_alive()
-        if (reason := self._failure()) is not None:
-            raise InfraFailure(
-                f"vLLM cannot serve: {reason}", code="engine_dead", fix="restart the generator"
-            )
 
-
-def _number(*values: object) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=8).digest(), "big")
+def _reply(output: Any, given: int) -> Reply:
+    """The reply in vLLM's output. given: log-probabilities of so many last tokens of the prompt."""
+    generated, prompt = output.outputs[0], [int(token) for token in output.prompt_token_ids]
+    likely = [
+        [(int(id), float(entry.logprob), entry.rank) for id, entry in entries.items()]
+        for entries in generated.logprobs or []
+    ]
+    start = len(prompt) - given
+    # Of the whole vocabulary: banned ids have a probability, which is small
+    given_log_probs = [
+        float(entry[token].logprob)
+        for token, entry in zip(prompt[start:], (output.prompt_logprobs or [])[start:], strict=True)
+    ]
+    tokens = [int(token) for token in generated.token_ids]
+    return Reply(
+        prompt, tokens, generated.finish_reason, likely, given_log_probs, output.num_cached_tokens or 0
+    )

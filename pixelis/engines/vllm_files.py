@@ -6,7 +6,9 @@ resized again.
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import json
 import logging
 import os
@@ -18,20 +20,25 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import filelock
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
 
 from pixelis.errors import BadConfig, BadInput
 from pixelis.families.family import ModelSpec
 from pixelis.families.spec import load_spec, model_config
 from pixelis.files import locked
+from pixelis.operations.pixel_budget import PixelBudget, fitted_size
 from pixelis.policy.adapters import is_vision
 from pixelis.policy.architecture import Architecture
 from pixelis.policy.model_path import resolve
 from pixelis.policy.ranks import MAX_LORAS, largest_rank, layer_type, served_rank
 
 if TYPE_CHECKING:
-    from pixelis.config import EngineConfig, PolicyConfig
+    from pixelis.config import DialogueConfig, EngineConfig, PolicyConfig
 
 PREFIX = "pixelis-vllm-"
+LARGEST_SIDE = 10**5
 OWNER = "PIXELIS_VLLM_OWNER"
 """Environment variable of vLLM's processes with the id of the process that started them."""
 _PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
@@ -162,6 +169,22 @@ def adapter_arguments(policy: PolicyConfig, spec: ModelSpec, model_config: Any) 
             names.add(model.hf_to_vllm_mapper.map_name(layer) if is_vision(layer) else layer_type(layer))
         arguments["lora_target_modules"] = sorted(names)
     return arguments
+
+
+def picture_probes(spec: ModelSpec, dialogue: DialogueConfig) -> list[UInt8[np.ndarray, "height width 3"]]:
+    """Black views of the smallest and the largest size of each budget, to see whether a server resizes them."""
+    sizes = set[tuple[int, int]]()
+    for settings in (dialogue.input, dialogue.crop, dialogue.frame) if spec.reads_images else ():
+        if (budget := PixelBudget.of(settings)).max_pixels >= spec.multiple**2:
+            sizes |= {fitted_size(side, side, budget, spec.multiple) for side in (1, LARGEST_SIDE)}
+    return [np.zeros((*size, 3), np.uint8) for size in sorted(sizes)]
+
+
+def png_url(picture: Image.Image) -> str:
+    """A picture for a server, without loss."""
+    file = io.BytesIO()
+    picture.save(file, "PNG", compress_level=1)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def collapse(tokens: Sequence[int], pieces: Sequence[Sequence[int]], placeholder: Sequence[int]) -> list[int]:

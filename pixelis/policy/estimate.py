@@ -347,6 +347,9 @@ def _training(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) ->
 
 def _generator(c: config.Config, arch: Architecture, gpu_bytes: int) -> Iterator[Finding]:
     engine = c.engine
+    if engine.name == "vllm_server":
+        yield _ok("generator", f"{len(engine.urls)} servers, whose memory is their own")
+        return
     if (dtype := learner_dtype(c.policy, engine.gpus > 0)) != arch.dtype:
         arch = Architecture(c.policy, dtype)
     if (heads := int(arch.text.num_attention_heads)) % engine.tensor_parallel:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from running import served
 
 from pixelis.config import Config, load
 from pixelis.engines.teacher_server import TeacherServer
@@ -34,33 +31,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     pytest.importorskip("vllm")
     folder = tmp_path_factory.mktemp("served")
     model = shutil.copytree(resolve("nano"), folder / "model")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # `vllm serve` asks for the metadata of the package vllm, which the CPU build does not have
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}"]
-    command += ["--enable-scale-out", f"--api-key={KEY}", "--host=127.0.0.1", f"--port={port}"]
-    command += ["--dtype=float32", "--enforce-eager", "--max-model-len=512", "--kv-cache-memory-bytes=1G"]
-    command += ["--limit-mm-per-prompt", '{"image": 8, "video": 0}']
-    settings = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
-    with (folder / "log").open("w", encoding="utf-8") as log:
-        process = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log)
-    try:
-        started = time.monotonic()
-        while True:
-            try:
-                opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-                opener.open(f"http://127.0.0.1:{port}/health", timeout=5).close()
-                break
-            except OSError:
-                text = (folder / "log").read_text(encoding="utf-8")
-                assert process.poll() is None, text[-3000:]
-                assert time.monotonic() - started < 600, text[-3000:]
-                time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.wait(60)
+    flags = [f"--api-key={KEY}", "--max-model-len=512", "--limit-mm-per-prompt", '{"image": 8, "video": 0}']
+    with served(model, folder / "log", *flags) as address:
+        yield f"{address}/v1"
 
 
 @pytest.fixture(autouse=True)

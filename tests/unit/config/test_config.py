@@ -77,6 +77,11 @@ def test_paths_of_settings_and_with_colons_are_paths(tmp_path: Path, monkeypatch
         ("engine.workers=3 engine.max_workers=2", "engine.max_workers 2 is below engine.workers 3"),
         ("engine.workers={min: 1}", "engine.workers is a number or has the keys min and max, not min"),
         ("engine.max_workers=2 engine.colocate=true", "unset engine.max_workers"),
+        ("engine.urls=[http://a:1]", "names the servers of engine.name=vllm_server"),
+        ("engine.name=vllm_server", "set engine.urls"),
+        ("engine.name=vllm_server engine.urls=[http://a:1,http://b:1]", "set engine.workers=2"),
+        ("engine.name=vllm_server engine.urls=[http://a:1] engine.gpus=1", "set engine.gpus=0"),
+        ("engine.name=vllm_server engine.urls=[http://a:1] policy.full=true", "set policy.full=false"),
     ],
 )  # fmt: skip
 def test_a_mistake_names_the_key(override: str, told: str) -> None:
