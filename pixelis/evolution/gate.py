@@ -64,8 +64,7 @@ class ClearShare:
     """The share of each user's latest verdicts that passed the gate.
 
     A low share shows without labels that the policy knows few answers; learning from the errors on which its
-    samples sometimes agree would reinforce them (TTRL, arXiv 2504.16084, fails without prior knowledge). Until a
-    user has verdicts enough, all such users of a key are judged together: a key may invent names.
+    samples sometimes agree would reinforce them (TTRL, arXiv 2504.16084, fails without prior knowledge).
     """
 
     def __init__(self, config: VotingConfig):
@@ -74,18 +73,10 @@ class ClearShare:
 
     def add(self, user: str, unclear: int) -> bool:
         """Count a clear verdict after ``unclear`` ones; True if enough of the latest are clear."""
-        is_new = len(self.recent.get(user, ())) < WINDOW / 2
-        key = user.rpartition(".")[0]
-        records = [self._record(name, unclear) for name in ([user, f"new of {key}"] if is_new else [user])]
-        judged = next((record for record in records if len(record) >= WINDOW / 2), ())
-        return not judged or sum(judged) >= self.config.min_clear * len(judged)
-
-    def _record(self, name: str, unclear: int) -> deque[bool]:
-        """The verdicts under a name, with a clear one after ``unclear`` ones."""
-        recent = self.recent.setdefault(name, deque(maxlen=WINDOW))
-        self.recent.move_to_end(name)
+        recent = self.recent.setdefault(user, deque(maxlen=WINDOW))
+        self.recent.move_to_end(user)
         if len(self.recent) > MAX_USERS:
             self.recent.popitem(last=False)
         recent.extend([False] * min(unclear, WINDOW))
         recent.append(True)
-        return recent
+        return len(recent) < WINDOW / 2 or sum(recent) >= self.config.min_clear * len(recent)

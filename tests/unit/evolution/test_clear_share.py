@@ -6,7 +6,7 @@ import random
 
 from pixelis.config import VotingConfig
 from pixelis.evolution import gate
-from pixelis.evolution.gate import WINDOW, ClearShare
+from pixelis.evolution.gate import ClearShare
 
 CONFIG = VotingConfig(min_clear=0.25)
 
@@ -39,17 +39,9 @@ def test_a_user_may_teach_again_when_its_votes_become_clear():
     assert all(traffic(share, "user", 0.8, 200)[32:])
 
 
-def test_names_that_one_key_invents_are_judged_together_and_those_of_other_keys_apart():
-    share = ClearShare(CONFIG)
-    invented = [share.add(f"shop.{number}", unclear=9) for number in range(40)]
-    assert not any(invented[WINDOW // 20 :])
-    assert all(share.add(f"clinic.{number}", unclear=1) for number in range(40))
-
-
 def test_users_beyond_the_limit_are_forgotten(monkeypatch):
     monkeypatch.setattr(gate, "MAX_USERS", 3)
     share = ClearShare(CONFIG)
     for number in range(5):
         share.add(f"user{number}", 0)
-    assert len(share.recent) == 3
-    assert "user0" not in share.recent
+    assert list(share.recent) == ["user2", "user3", "user4"]
