@@ -275,6 +275,16 @@ class VllmEngine(VllmSessions):
     async def _request(
         self, session: VllmSession, sampling: SamplingParams, room: int, on_tokens: TokenCallback | None
     ) -> Reply:
+        reply = await self._ask(session, sampling, room, on_tokens)
+        if reply.finish_reason == "error" and session.pictures:
+            # A turn that was cancelled while vLLM prepared its pictures left them in one of two caches that must agree.
+            await self._llm.reset_mm_cache()
+            reply = await self._ask(session, sampling, room, on_tokens)
+        return reply
+
+    async def _ask(
+        self, session: VllmSession, sampling: SamplingParams, room: int, on_tokens: TokenCallback | None
+    ) -> Reply:
         from vllm import SamplingParams as VllmParams
         from vllm import TokensPrompt
         from vllm.exceptions import VLLMClientError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from PIL import Image
 
-from pixelis.dialogue.session import MIN_TEMPERATURE, SamplingParams, Start, TokenCallback
+from pixelis.dialogue.session import SamplingParams, Start, TokenCallback
 from pixelis.engines.vllm_files import Scratch, collapse, picture_probes, png_url
 from pixelis.engines.vllm_session import Reply, VllmSession, VllmSessions
 from pixelis.errors import BadConfig, BadInput, InfraFailure
@@ -80,7 +80,7 @@ class VllmServerEngine(VllmSessions):
             "timeout": engine.timeout_s,
         }
         self._bias = {str(token): BIAS for token in self.spec.banned}
-        self._scratch, self._folder = Scratch(), engine.adapter_folder
+        self._folder = engine.adapter_folder
         self._name: str | None = None
         self._turns: Counter[str | None] = Counter()
         self._broken: str | None = None
@@ -90,6 +90,9 @@ class VllmServerEngine(VllmSessions):
         except httpx.HTTPError as error:
             message = f"{self.url} does not answer: {error!r}"
             raise InfraFailure(message, code="engine_start", fix=START) from None
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise BadConfig(f"{self.url} is no vLLM server: {error!r}", fix=START) from None
+        self._scratch = Scratch()
         self._http = httpx.AsyncClient(**options, limits=httpx.Limits(max_connections=engine.max_num_seqs))
 
     def _check(self, http: httpx.Client, dialogue: config.DialogueConfig) -> None:
@@ -98,26 +101,33 @@ class VllmServerEngine(VllmSessions):
         text = self._read_json(http.post("/detokenize", json={"tokens": ids}))["prompt"]
         if text != self.tokenizer.decode(ids):
             raise BadConfig(f"the vocabulary of {self.url} is not that of policy.model", fix=START)
-        # So cold that the likeliest token has nearly all of the probability
-        cold = {"max_tokens": 1, "temperature": MIN_TEMPERATURE, "logprobs": 1, "logit_bias": self._bias}
-        for view in [None, *picture_probes(spec, dialogue)]:
-            pieces = [] if view is None else [spec.family.image_ids(spec, *view.shape[:2])]
-            prompt = [spec.stop, *(id for piece in pieces for id in piece)]
-            if len(prompt) >= self.max_context:
-                continue
-            body = {
-                "token_ids": collapse(prompt, pieces, spec.family.vllm_image(spec)),
-                "content_parts": [] if view is None else [_part(png_url(Image.fromarray(view)))],
-                "sampling_params": cold,
-                "return_token_ids": True,
-            }
-            reply = _reply(self._read_json(http.post(GENERATE, json=body)), 0)
-            if reply.prompt != prompt:
-                size = "" if view is None else f" of {view.shape[1]} x {view.shape[0]} pixels"
-                raise BadConfig(f"{self.url} resizes pictures{size}", fix=START)
-            if view is None and reply.likely[0][0][1] < -1.0:
-                message = f"{self.url} returns log-probabilities of another distribution than it samples from"
-                raise BadConfig(message, fix=START)
+        for view in picture_probes(spec, dialogue):
+            pieces = [spec.family.image_ids(spec, *view.shape[:2])]
+            prompt = [spec.stop, *pieces[0]]
+            if len(prompt) < self.max_context:
+                short = collapse(prompt, pieces, spec.family.vllm_image(spec))
+                reply = self._probe(http, short, [_part(png_url(Image.fromarray(view)))], 1.0)
+                if reply.prompt != prompt:
+                    size = f"{view.shape[1]} x {view.shape[0]} pixels"
+                    raise BadConfig(f"{self.url} resizes pictures of {size}", fix=START)
+        # At twice the temperature log-probabilities lie half as far apart, unless they are of the raw logits.
+        gaps = [_gap(self._probe(http, [spec.stop], [], temperature)) for temperature in (1.0, 2.0)]
+        if not math.isclose(gaps[0], 2 * gaps[1], rel_tol=0.2, abs_tol=0.05):
+            message = f"{self.url} returns log-probabilities of another distribution than it samples from"
+            raise BadConfig(message, fix=START)
+
+    def _probe(
+        self, http: httpx.Client, tokens: list[int], parts: list[dict[str, Any]], temperature: float
+    ) -> Reply:
+        """One sampled token after some others, with the likeliest two."""
+        settings = {"max_tokens": 1, "temperature": temperature, "logprobs": 3, "logit_bias": self._bias}
+        body = {
+            "token_ids": tokens,
+            "content_parts": parts,
+            "sampling_params": settings,
+            "return_token_ids": True,
+        }
+        return _reply(self._read_json(http.post(GENERATE, json=body)), 0)
 
     def _read_json(self, response: httpx.Response) -> Any:
         """The body of a reply. Raises BadInput for a refused request, InfraFailure for a failed one."""
@@ -235,6 +245,12 @@ def _reply(answer: Any, given: int) -> Reply:
     usage = answer.get("usage") or {}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     return Reply(prompt, choice["token_ids"] or [], choice["finish_reason"], likely, given_log_probs, cached)
+
+
+def _gap(reply: Reply) -> float:
+    """By how much the first token that is likeliest exceeds the next one."""
+    first, second = sorted((value for _, value, _ in reply.likely[0]), reverse=True)[:2]
+    return first - second
 
 
 def _value(entry: Any) -> float:

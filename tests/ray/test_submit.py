@@ -141,7 +141,7 @@ def test_a_client_without_the_token_is_refused(head: tuple[str, dict[str, str]],
 
 def test_the_head_lists_the_metrics_of_every_node_for_prometheus(head: tuple[str, dict[str, str]]) -> None:
     home = Path(head[1]["RAY_AUTH_TOKEN_PATH"]).parent
-    deadline, pages = time.monotonic() + 120, list[str]()
+    deadline, pages = time.monotonic() + 240, list[str]()
     while not any("ray_node_cpu_count" in page for page in pages):  # a node's first report takes seconds
         assert time.monotonic() < deadline, [page[:200] for page in pages]
         time.sleep(1)
