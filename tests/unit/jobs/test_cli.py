@@ -56,7 +56,7 @@ def test_recipes_are_listed_and_a_copy_of_them_loads(tmp_path: Path, pixelis: Co
     [
         (["ev"], {"evaluate"}),
         (["rft", "rft.group"], {"rft.group_size="}),
-        (["rft", "engine.name", "=", "v"], {"vllm"}),
+        (["rft", "engine.name", "=", "v"], {"vllm", "vllm_server"}),
         (["rft", "policy.full", "=", "f"], {"false"}),
         (["rft", "configs/nano/rft_pl"], {"configs/nano/rft_plain.yaml"}),
     ],
