@@ -326,20 +326,20 @@ class VllmEngine(VllmSessions):
         return "its process died" if self._llm.errored else None
 
 
-def _reply(output: Any, given: int) -> Reply:
-    """The reply in vLLM's output. given: log-probabilities of so many last tokens of the prompt."""
+def _reply(output: Any, count: int) -> Reply:
+    """The reply in vLLM's output. count: of the last tokens of the prompt with log-probabilities."""
     generated, prompt = output.outputs[0], [int(token) for token in output.prompt_token_ids]
     likely = [
         [(int(id), float(entry.logprob), entry.rank) for id, entry in entries.items()]
         for entries in generated.logprobs or []
     ]
-    start = len(prompt) - given
+    start = len(prompt) - count
     # Of the whole vocabulary: banned ids have a probability, which is small
-    given_log_probs = [
+    prompt_log_probs = [
         float(entry[token].logprob)
         for token, entry in zip(prompt[start:], (output.prompt_logprobs or [])[start:], strict=True)
     ]
     tokens = [int(token) for token in generated.token_ids]
     return Reply(
-        prompt, tokens, generated.finish_reason, likely, given_log_probs, output.num_cached_tokens or 0
+        prompt, tokens, generated.finish_reason, likely, prompt_log_probs, output.num_cached_tokens or 0
     )

@@ -230,21 +230,21 @@ def _part(url: str) -> dict[str, Any]:
     return {"type": "image_url", "url": url}
 
 
-def _reply(answer: Any, given: int) -> Reply:
-    """The reply in a server's answer. given: log-probabilities of so many last tokens of the prompt."""
+def _reply(answer: Any, count: int) -> Reply:
+    """The reply in a server's answer. count: of the last tokens of the prompt with log-probabilities."""
     choice, prompt = answer["choices"][0], answer["prompt_token_ids"]
     likely = []
     for content in (choice["logprobs"] or {}).get("content") or []:
         entries = {entry["token_id"]: entry for entry in (content, *content["top_logprobs"])}
         likely.append([(id, _value(entry), entry["rank"] or 1) for id, entry in entries.items()])
-    start = len(prompt) - given
-    given_log_probs = [
+    start = len(prompt) - count
+    prompt_log_probs = [
         entry[str(token)]["logprob"]
         for token, entry in zip(prompt[start:], (answer["prompt_logprobs"] or [])[start:], strict=True)
     ]
     usage = answer.get("usage") or {}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    return Reply(prompt, choice["token_ids"] or [], choice["finish_reason"], likely, given_log_probs, cached)
+    return Reply(prompt, choice["token_ids"] or [], choice["finish_reason"], likely, prompt_log_probs, cached)
 
 
 def _gap(reply: Reply) -> float:

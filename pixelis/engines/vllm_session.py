@@ -103,7 +103,7 @@ class VllmSession(EngineSession):
 @dataclass
 class Reply:
     """vLLM's answer to a turn. prompt: after the expansion of pictures; likely: of each token the entries (id,
-    log-probability, rank) that vLLM returned, the sampled one among them; given: log-probabilities of the last
+    log-probability, rank) that vLLM returned, the sampled one among them; prompt_log_probs: of the last
     tokens of the prompt, as many as were asked for; cached: tokens that were not computed again.
     """
 
@@ -111,7 +111,7 @@ class Reply:
     tokens: list[int]
     finish_reason: str | None
     likely: list[list[tuple[int, float, int]]]
-    given: list[float] = field(default_factory=list)
+    prompt_log_probs: list[float] = field(default_factory=list)
     cached: int = 0
 
 
@@ -240,7 +240,9 @@ class VllmSessions(Engine[VllmSession]):
         ]
         top_log_probs = [sorted(pairs, key=lambda pair: -pair[1]) for pairs in likely]
         stopped = tokens[-1] == self.spec.stop or reply.finish_reason == "stop"
-        return Completion(tokens, log_probs, "stop" if stopped else "length", top_log_probs, reply.given)
+        return Completion(
+            tokens, log_probs, "stop" if stopped else "length", top_log_probs, reply.prompt_log_probs
+        )
 
     @abstractmethod
     def _failure(self) -> str | None:

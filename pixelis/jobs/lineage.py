@@ -1,11 +1,11 @@
 """Trace the inputs of a data set, a checkpoint or a result back to their sources and verify every hash.
 
-usage: pixelis lineage RESULT [--made-in FOLDER]
+usage: pixelis lineage RESULT [--descendants FOLDER]
 
 RESULT is a data set, a run, a checkpoint or a rank file. Exits with 1 if an input has changed, is missing or
 depends on itself.
 
-  --made-in FOLDER  list the runs and results in FOLDER that were made from RESULT instead, and the state of each run
+  --descendants FOLDER  list the runs and results in FOLDER that were made from RESULT instead, and the state of each run
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def tree(node: Node, indent: str = "") -> list[str]:
     return lines
 
 
-def made_from(path: Path, folder: Path) -> list[str]:
+def descendants(path: Path, folder: Path) -> list[str]:
     """The results in ``folder`` that were made from ``path`` or from what it holds, each above its own."""
     records = dict[Path, lineage.Record]()
     for file in sorted(folder.rglob(f"*{lineage.NAME}")):
@@ -157,11 +157,11 @@ def _progress(result: Path) -> str:
 def main() -> None:
     with command("lineage", __doc__) as parser:
         parser.add_argument("result", type=Path)
-        parser.add_argument("--made-in", type=Path)
+        parser.add_argument("--descendants", type=Path)
         arguments = parser.parse_args()
-        if arguments.made_in is not None:
-            found = made_from(arguments.result.absolute(), arguments.made_in.absolute())
-            print("\n".join(found) or f"nothing in {arguments.made_in} was made from {arguments.result}")
+        if arguments.descendants is not None:
+            found = descendants(arguments.result.absolute(), arguments.descendants.absolute())
+            print("\n".join(found) or f"nothing in {arguments.descendants} was made from {arguments.result}")
             return
         node = trace(arguments.result)
         print("\n".join(tree(node)))

@@ -222,7 +222,7 @@ def test_what_was_made_from_a_result_is_listed_with_the_state_of_its_runs(
     (lost / "lock.json").write_text("{}")
     os.utime(lost / "lock.json", (0, 0))
     _, printed, _ = pixelis(
-        capsys, monkeypatch, "lineage", str(tmp_path / "raw.jsonl"), "--made-in", str(tmp_path / "runs")
+        capsys, monkeypatch, "lineage", str(tmp_path / "raw.jsonl"), "--descendants", str(tmp_path / "runs")
     )
     lines = [line.split() for line in printed.splitlines()]
     assert [line[0] for line in lines] == ["sft", "rft", "answers.jsonl"]
