@@ -94,7 +94,7 @@ ALWAYS = ("accuracy", "format", "curiosity")
 CURRICULUM_TERMS = ("accuracy", "curiosity_dynamics", "coherence")
 """Terms with weights of the curriculum, in the order of the configured tuples."""
 
-EXTRACTORS = ("dialect", "tags", "lenient", "whole")
+EXTRACTORS = ("dialect", "tags", "lenient", "whole", "reply")
 FormatKind = Literal["dialect", "think_answer", "caption", "turns", "think_boxed", "balanced", "boxed_once"]
 
 
@@ -189,7 +189,8 @@ class RewardsConfig(Section):
     """scorers that replace those that questions name, e.g. {math: exact}"""
     extractor: str = "dialect"
     """where the answer is read: dialect; tags (answer tags alone); lenient (also `The answer is 7.`,
-    untagged); whole (else the whole text: another model's answers); or your own function of the last text"""
+    untagged); whole (else the whole text: another model's answers); reply (all that the policy wrote: scorers
+    `*_repo`); or your own function of the last text"""
     format: FormatKind = "dialect"
     """definition of a well-formed turn"""
     curiosity: CuriosityConfig = CuriosityConfig()

@@ -9,6 +9,7 @@ from pixelis.config import RewardsConfig
 from pixelis.dialogue.dialects.base import BOXED
 from pixelis.errors import DataFailure
 from pixelis.records import Group, StopReason, Trajectory
+from pixelis.rewards.formats import completion
 from pixelis.rewards.notation import canonical, clean, quantity, stated
 from pixelis.rewards.scorers import case_of, letter
 from pixelis.rewards.services import Services
@@ -23,7 +24,7 @@ def answers_of(groups: Iterable[Group], settings: RewardsConfig, services: Servi
     """The answer by trajectory; a failing function of the user is counted and gives none.
 
     Without a tagged answer, ``lenient`` takes the untagged one (R1-V, Reason-RFT, TTRL, Pixel-Reasoner), and
-    ``whole`` after that the whole text.
+    ``whole`` after that the whole text. ``reply`` is all that the policy wrote.
     """
     result: dict[str, str | None] = {}
     for group in groups:
@@ -35,6 +36,8 @@ def answers_of(groups: Iterable[Group], settings: RewardsConfig, services: Servi
 def _answer(trajectory: Trajectory, options: Sequence[str], extractor: str, services: Services) -> str | None:
     if extractor == "dialect":
         return trajectory.answer
+    if extractor == "reply":
+        return completion(trajectory)
     if extractor == "tags":
         answers = _TAGS.findall(_last_text(trajectory).rpartition("</think>")[2])
         return answers[-1].strip() if answers and trajectory.answer is not None else None

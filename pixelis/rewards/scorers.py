@@ -448,6 +448,12 @@ def math_judged(case: Case, services: Services) -> float:
     return judged(case, services)
 
 
+def _of_system(name: str) -> Scorer:
+    return lambda case, services: services.system(name, case.answer, case.truths)
+
+
+SYSTEMS = ("r1_v_repo", "reason_rft_repo", "reason_rft_band_repo", "pixel_reasoner_repo")
+"""Comparisons of ``system_scorers``."""
 SCORERS: dict[str, Scorer] = {
     "exact": _by_text(exact),
     "partial": _by_text(partial),
@@ -470,11 +476,21 @@ SCORERS: dict[str, Scorer] = {
     "mmmu_choice": mmmu_choice,
     "mmmu_open": _by_text(mmmu_open),
     "mm_vet": mm_vet,
+    **{name: _of_system(name) for name in SYSTEMS},
 }
-LOWEST = {"func_seq_penalty": -0.5}
+LOWEST = {"func_seq_penalty": -0.5, "pixel_reasoner_repo": -1.0}
 GRADED = {name for name in SCORERS if name.startswith("func_seq")}
-GRADED |= {"partial", "numeric_band", "mean_relative_accuracy", "anls", "iou", "cer", "mm_vet"}
+GRADED |= {
+    "reason_rft_band_repo",
+    "partial",
+    "numeric_band",
+    "mean_relative_accuracy",
+    "anls",
+    "iou",
+    "cer",
+    "mm_vet",
+}
 """Scorers with values between right and wrong."""
 JUDGED = {"judge", "math_judge", "mm_vet"}
-SLOW = JUDGED | {"math", "pixel_reasoner"}
+SLOW = JUDGED | {"math", "pixel_reasoner", *SYSTEMS}
 """Scorers that wait for another process; a group's answers are scored in parallel."""

@@ -100,6 +100,18 @@ class Services:
         self.note(f"math_{cause}")
         return 0.0
 
+    def system(self, name: str, reply: str | None, truths: Sequence[str]) -> float:
+        """The score of a comparison of ``system_scorers``; 0 without a reply, and when the comparison fails."""
+        if reply is None:
+            return 0.0
+        try:
+            return float(
+                self._compare({"task": "system", "name": name, "reply": reply, "truths": list(truths)})
+            )
+        except DataFailure as failure:
+            self.note(f"math_{failure.code}")
+            return 0.0
+
     def _compare(self, request: dict[str, Any]) -> Any:
         """The value of a comparison, repeated once if its process ended."""
         try:

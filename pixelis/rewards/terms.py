@@ -280,7 +280,7 @@ def tool_penalty(trajectory: Trajectory, context: Context) -> float:
 
 def unrepaired_error_zero(trajectory: Trajectory, context: Context) -> float:
     """Minus the score when the last call failed and was not repaired (Pixel-Reasoner's code)."""
-    return -context.score(trajectory) if ends_in_error(trajectory) else 0.0
+    return -max(context.score(trajectory), 0.0) if ends_in_error(trajectory) else 0.0
 
 
 def overlong(trajectory: Trajectory, context: Context) -> float:
@@ -373,7 +373,7 @@ class Term(NamedTuple):
 
 INFINITE = math.inf
 TERMS: dict[str, Term] = {
-    "accuracy": Term(accuracy, -0.5, 1.0),
+    "accuracy": Term(accuracy, min(LOWEST.values()), 1.0),
     "wrong": Term(wrong, -1.5, 0.0),
     "format": Term(well_formed, -1.0, 1.0),
     "curiosity": Term(curiosity, -INFINITE, INFINITE),
@@ -387,7 +387,7 @@ TERMS: dict[str, Term] = {
     "overlong": Term(overlong, -1.0, 0.0),
     "length": Term(length, -0.5, 0.5),
     "step_markers": Term(step_markers, 0.0, 1.0),
-    "majority_vote": Term(majority_vote, -0.5, 1.0),
+    "majority_vote": Term(majority_vote, min(LOWEST.values()), 1.0),
     "coherence": Term(coherence, -1.0, 1.0),
     "curiosity_dynamics": Term(curiosity_dynamics, 0.0, 1.0),
     "tool_misuse": Term(tool_misuse, -INFINITE, 0.0),

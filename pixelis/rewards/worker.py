@@ -16,13 +16,17 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pixelis.records import Question, Trajectory
 
 SPARE_S = 5.0
 """Seconds beyond its timeout that a request may take when the parent is gone and cannot kill this process."""
-GROUP, EASYR1 = ("trajectories", "reward_inputs"), ("reward_input", "reward_inputs")
-"""First parameters of functions that take a whole group, and of those that take EasyR1's inputs."""
+Signature = Literal["pixelis", "easyr1", "trl", "verl"]
+GROUP = ("trajectories", "reward_inputs", "completions")
+"""Parameters of functions that take a whole group."""
 
 
 class Refused(Exception):
@@ -79,6 +83,12 @@ def compare(request: dict[str, Any]) -> float:
     return float(any(formulas.equal(truth, request["answer"]) for truth in truths))
 
 
+def compare_as_system(request: dict[str, Any]) -> float:
+    from pixelis.rewards.system_scorers import SYSTEM_SCORERS
+
+    return float(SYSTEM_SCORERS[request["name"]](request["reply"], request["truths"]))
+
+
 def _readable(formulas: Any, text: str) -> bool:
     try:
         formulas.parse(text)
@@ -105,29 +115,37 @@ def call_with_texts(request: dict[str, Any]) -> Any:
     return _plain(_loaded(request["name"])(*request["arguments"]))
 
 
-def _function(name: str) -> tuple[Callable[..., Any], str]:
-    """The user's function and the name of its first parameter."""
+def _function(name: str) -> tuple[Callable[..., Any], Signature, bool]:
+    """The user's function, the system whose arguments it takes, and whether it takes a whole group."""
     function = _loaded(name)
     if not callable(function):
         raise TypeError(f"{name} is no function")
-    return function, next(iter(inspect.signature(function).parameters), "")
+    parameters = inspect.signature(function).parameters
+    takes_group = any(parameter in GROUP for parameter in parameters)
+    if "completions" in parameters:
+        return function, "trl", takes_group
+    if {"solution_str", "ground_truth"} <= set(parameters):
+        return function, "verl", takes_group
+    if next(iter(parameters), "") in ("reward_input", "reward_inputs"):
+        return function, "easyr1", takes_group
+    return function, "pixelis", takes_group
 
 
 def check_reward(request: dict[str, Any]) -> bool:
     """True when the function takes a whole group."""
-    function, first = _function(request["name"])
+    function, signature, takes_group = _function(request["name"])
     parameters = inspect.signature(function).parameters
-    if first in EASYR1:
+    if signature == "easyr1":
         required = [
             p
             for p in parameters.values()
             if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
         ]
         if len(required) > 1:
-            raise TypeError(f"{request['name']} requires {required[1].name} beside {first}")
-    elif len(parameters) != 3:
+            raise TypeError(f"{request['name']} requires {required[1].name} beside {required[0].name}")
+    elif signature == "pixelis" and len(parameters) != 3:
         raise TypeError(f"{request['name']} does not take (trajectory, question, step)")
-    return first in GROUP
+    return takes_group
 
 
 def check_function(request: dict[str, Any]) -> bool:
@@ -140,23 +158,20 @@ def call_reward(request: dict[str, Any]) -> Any:
     """The value of a user's reward function for a trajectory or a whole group."""
     from pixelis.records import Question, Trajectory
 
-    function, first = _function(request["name"])
+    function, signature, takes_group = _function(request["name"])
     trajectories = [Trajectory.model_validate(t) for t in request["trajectories"]]
     question = Question.model_validate(request["question"])
-    if first in EASYR1:
-        inputs = []
-        for trajectory in trajectories:
-            turns = trajectory.replies
-            inputs.append(
-                {
-                    "response": "".join(turn.text for turn in turns),
-                    "response_length": sum(len(turn.tokens) for turn in turns),
-                    "ground_truth": (question.answers or [""])[0],
-                }
-            )
-        value = function(inputs if first in GROUP else inputs[0])
+    if signature == "pixelis":
+        value = function(trajectories if takes_group else trajectories[0], question, request["step"])
+    elif signature == "trl":
+        value = function(**_accepted(function, _trl_columns(trajectories, question)))
+    elif signature == "verl":
+        value = function(**_accepted(function, _verl_arguments(trajectories[0], question)))
+        if isinstance(value, dict) and "score" in value:
+            value = {**value, "overall": value["score"]}
     else:
-        value = function(trajectories if first in GROUP else trajectories[0], question, request["step"])
+        inputs = [_easyr1_input(trajectory, question) for trajectory in trajectories]
+        value = function(inputs if takes_group else inputs[0])
     if inspect.isawaitable(value):
 
         async def result() -> Any:
@@ -164,6 +179,48 @@ def call_reward(request: dict[str, Any]) -> Any:
 
         value = asyncio.run(result())
     return _plain(value)
+
+
+def _easyr1_input(trajectory: Trajectory, question: Question) -> dict[str, Any]:
+    return {
+        "response": _reply(trajectory),
+        "response_length": sum(len(turn.tokens) for turn in trajectory.replies),
+        "ground_truth": (question.answers or [""])[0],
+    }
+
+
+def _trl_columns(trajectories: Sequence[Trajectory], question: Question) -> dict[str, list[Any]]:
+    """Arguments of TRL's reward functions: one item a completion; the truth in each usual column."""
+    truth, count = (question.answers or [""])[0], len(trajectories)
+    columns = {**question.meta, **dict.fromkeys(("solution", "ground_truth", "answer"), truth)}
+    return {
+        **{name: [value] * count for name, value in columns.items()},
+        "prompts": [[{"role": "user", "content": question.question}]] * count,
+        "completions": [[{"role": "assistant", "content": _reply(t)}] for t in trajectories],
+        "completion_ids": [[token for turn in t.replies for token in turn.tokens] for t in trajectories],
+    }
+
+
+def _verl_arguments(trajectory: Trajectory, question: Question) -> dict[str, Any]:
+    """Arguments of verl's ``custom_reward_function``."""
+    return {
+        "data_source": question.meta.get("data_source", question.task),
+        "solution_str": _reply(trajectory),
+        "ground_truth": (question.answers or [""])[0],
+        "extra_info": {"question": question.question, **question.meta},
+    }
+
+
+def _reply(trajectory: Trajectory) -> str:
+    return "".join(turn.text for turn in trajectory.replies)
+
+
+def _accepted(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that the function takes by name; all of them for one with ``**kwargs``."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return arguments
+    return {p.name: arguments[p.name] for p in parameters if p.name in arguments}
 
 
 def _plain(value: Any) -> Any:
@@ -179,6 +236,7 @@ TASKS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "start": bool,
     "warm_math": warm_math,
     "math": compare,
+    "system": compare_as_system,
     "check_own": check_reward,
     "own": call_reward,
     "text": call_with_texts,

@@ -251,8 +251,8 @@ PRESETS = [
     ("rr-count",    "math",            "7.0",      "7",     0, 0.0),
     ("rr-count",    "math",            "7 apples", "7",     0, 0.0),
     ("rr-geo",      "math",            "104",      "100",   None, 1.0),  # the paper's band
-    ("rr-geo-repo", "math",            "104",      "100",   0, 0.0),
-    ("rr-geo-repo", "math",            "100",      "100",   1, 1.0),
+    ("rr-repo", "math",            "104",      "100",   0, 0.0),
+    ("rr-repo", "math",            "100",      "100",   1, 1.0),
     ("rr-geo",      "mc_letter",       "(A)",      "A",     0, 1.0),  # kept: letters in parentheses
 ]  # fmt: skip
 
@@ -262,6 +262,44 @@ def test_scorers_of_the_presets_of_reason_rft(services, preset, scorer, answer, 
     settings = RewardsConfig(preset=preset)
     scored = score_group(group(episode(answer), answers=[truth], scorer=scorer), settings, services=services)
     assert scored.trajectories[0].rewards["accuracy"] == ours
+
+
+AS_THEIRS = [
+    # preset         reply                                                truth            theirs
+    ("r1v-repo",      "<think>5 red, 7 blue</think><answer>5</answer>",   "5",             1),
+    ("r1v-repo",      r"<answer>$\frac{14}{2}$</answer>",                 "7",             1),
+    ("r1v-repo",      "<answer>seven</answer>",                           "7",             0),
+    ("r1v-repo",      "<answer>Main\nSt</answer>",                        "Main\nSt",      0),
+    ("rr-repo", "<answer>7.0</answer>",                             "7",             0),
+    ("rr-repo", "<answer>1</answer><answer>7</answer>",             "7",             0),
+    ("rr-repo", "The answer is 7.",                                 "7",             1),
+    ("rr-repo",   "<answer>104</answer>",                             "100",           0),
+    ("pr-repo",       r"so \boxed{7}",                                    "7",             1),
+    ("pr-repo",       "<answer>7</answer>",                               "7",             1),
+    ("pr-repo",       "The answer is 7.",                                 "7",             1),
+    ("pr-repo",       r"<think>\boxed{7}</think> It is 8.",               "7",             1),
+    ("pr-repo",       r"\boxed{50%}",                                     "50%",           1),
+    ("pr-repo",       r"\boxed{The siege of Krishnapur and Troubles}",    "troubles, the siege of krishnapur", 1),
+    ("pr-repo",       r"\boxed{catalogue}",                               "cat, dog",      0),
+    ("pr-repo",       "I do not know.",                                   "7",            -1),
+    ("pr-repo",       "",                                                 "7",            -1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("preset", "reply", "truth", "theirs"), AS_THEIRS)
+def test_a_preset_named_repo_scores_as_the_code_of_its_system(services, preset, reply, truth, theirs):
+    said = episode(None, stop=StopReason.NO_ACTION, dialect="plain")
+    said.turns = [Turn(role="assistant", text=reply)]
+    scored = score_group(
+        group(said, answers=[truth], scorer="math"), RewardsConfig(preset=preset), services=services
+    )
+    assert scored.trajectories[0].rewards["accuracy"] == theirs
+
+
+def test_a_tolerance_of_reason_rft_is_that_of_its_code(services):
+    for answer, truth, theirs in (("104", "100", 1), ("110", "100", 0.75), ("121", "100", 0), ("0", "0", 0)):
+        case = Case(f"<answer>{answer}</answer>", (truth,))
+        assert SCORERS["reason_rft_band_repo"](case, services) == pytest.approx(theirs)
 
 
 def test_a_task_has_a_scorer_of_its_own():

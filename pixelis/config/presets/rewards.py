@@ -1,7 +1,7 @@
 """Named rewards: the settings of `rewards` that `rewards.preset: NAME` stands for. Explicit keys override
 them.
 
-`paper` follows a publication, `repo` its code, or where that has a defect its intention.
+`paper` follows a publication, `repo` its code.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ def _pixelis(curiosity: float, coherence: float, **more: Any) -> dict[str, Any]:
     weights = {**PIXELIS["weights"], "curiosity_dynamics": curiosity, "coherence": coherence}
     terms = [name for name in NORMALISED["terms"] if weights[name]]
     return {**PIXELIS, "weights": weights, "normalise": {"terms": terms}, **more}
+
+
+def _as_system(scorer: str) -> dict[str, Any]:
+    return {"extractor": "reply", "scorer": scorer}
 
 
 _REASON_RFT: dict[str, Any] = {
@@ -46,14 +50,14 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
     },
     "pr-repo": {
         "weights": {"accuracy": 1.0, "unrepaired_error_zero": 1.0, "curiosity_bonus": 1.0, "efficiency": 1.0},
-        "extractor": "lenient",
+        **_as_system("pixel_reasoner_repo"),
         "curiosity": {"form": "repo", "target": 0.3, "free_calls": 1, "beta": 0.05},
     },
     # Reason-RFT, arXiv 2503.20752; its options add the step markers and the length reward. Counts are equal
     # as text. Geometry has a tolerance in the paper and none in the code.
     "rr-count": {**_REASON_RFT, "scorers": {"math": "exact", "count": "exact"}},
     "rr-geo": {**_REASON_RFT, "scorers": {"math": "numeric_band"}},
-    "rr-geo-repo": {**_REASON_RFT, "scorers": {"math": "exact"}},
+    "rr-repo": {**_REASON_RFT, **_as_system("reason_rft_repo")},
     "rr-caption": {**_REASON_RFT, "format": "caption", "scorers": {"func_seq": "func_seq_full"}},
     "rr-trance": _REASON_RFT,
     "rr-long": {
@@ -75,7 +79,8 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
         "format": "turns",
         "judge": {"required": True},
     },
-    "r1v": {"weights": {"accuracy": 1.0, "format": 1.0}, "format": "think_answer", "extractor": "lenient"},
+    "r1v": _REASON_RFT,
+    "r1v-repo": {**_REASON_RFT, **_as_system("r1_v_repo")},
     # DeepEyes, arXiv 2505.14362: a bonus for tools only with a correct answer.
     "deepeyes-paper": {
         "weights": {"accuracy": 1.0, "format": 1.0, "tool_if_correct": 1.0},

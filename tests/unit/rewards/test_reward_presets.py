@@ -68,15 +68,18 @@ def test_pr_paper():
 
 def test_pr_repo():
     # [n >= 1] * (max(0.3 - RaPR, 0) / k / RaPR * 0.25 - 0.05 * (n - 1)), n of requested calls; RaPR = 1/8
-    seven = [RIGHT, *[WRONG] * 6]
+    def said_in_a_box(answer: str, *calls: str) -> Trajectory:
+        return said(answer, *calls, last=T + rf"\boxed{{{answer}}}")
+
+    seven = [said_in_a_box("7"), *[said_in_a_box("1")] * 6]
     bonus = (0.3 - 0.125) / 2 / 0.125 * 0.25
     assert bonus == pytest.approx(0.175)
-    assert rewards("pr-repo", said("7", "ok"), *seven) == pytest.approx([1.175, 1.0, *[0.0] * 6])
-    assert rewards("pr-repo", said("7", "ok"), *seven, **VIDEO)[0] == pytest.approx(1.0 + 0.7 / 3)
+    assert rewards("pr-repo", said_in_a_box("7", "ok"), *seven) == pytest.approx([1.175, 1.0, *[0.0] * 6])
+    assert rewards("pr-repo", said_in_a_box("7", "ok"), *seven, **VIDEO)[0] == pytest.approx(1.0 + 0.7 / 3)
     # Right, but never repaired
-    assert rewards("pr-repo", said("7", "error"), *seven)[0] == pytest.approx(0.175)
-    assert rewards("pr-repo", said("7", "error", "ok"), *seven)[0] == pytest.approx(1.0 + 0.175 - 0.05)
-    assert rewards("pr-repo", said("1", "ok", "error", "error"), *seven)[0] == pytest.approx(0.175 - 0.1)
+    assert rewards("pr-repo", said_in_a_box("7", "error"), *seven)[0] == pytest.approx(0.175)
+    assert rewards("pr-repo", said_in_a_box("7", "error", "ok"), *seven)[0] == pytest.approx(1.0 + 0.175 - 0.05)
+    assert rewards("pr-repo", said_in_a_box("1", "ok", "error", "error"), *seven)[0] == pytest.approx(0.175 - 0.1)
 
 
 @pytest.mark.parametrize("preset", ["rr-count", "rr-geo", "r1v"])

@@ -255,6 +255,28 @@ def test_reward_functions_of_easyr1_in_a_file_return_numbers_or_dicts_one_by_one
             own(own=[name])[0].check()
 
 
+OTHERS = """
+def trl(completions, solution, **kwargs):
+    assert kwargs["prompts"][0][0]["role"] == "user" and len(kwargs["completion_ids"]) == len(completions)
+    return [float(s in c[0]["content"]) for c, s in zip(completions, solution)]
+
+def verl(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": float(ground_truth in solution_str), "asked": float(bool(extra_info["question"]))}
+"""
+
+
+@pytest.mark.slow
+def test_reward_functions_of_trl_and_verl_work_unchanged(own, tmp_path):
+    path = tmp_path / "other_rewards.py"
+    path.write_text(OTHERS)
+    services, settings = own(weights={"accuracy": 0.0}, own=[f"{path}:trl", f"{path}:verl"])
+    services.check()
+    assert list(services.takes_group.values()) == [True, False]
+    first, second = score(services, settings, "7", "8")
+    assert (first.reward, second.reward) == (2.0, 0.0)
+    assert first.rewards[f"{path}:verl.asked"] == 1.0
+
+
 def said(text: str) -> Trajectory:
     turns = [Turn(role="assistant", text=text)]
     return Trajectory(question_id="q", group_id="g", turns=turns, stop_reason=StopReason.NO_ACTION)
