@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import sys
 import time
@@ -58,14 +57,14 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
     """Train until the source ends; returns the last checkpoint of the run, or None if it took no step.
 
     Failures of machines are retried `learner.max_failures` times from the last checkpoint, when there is room
-    for the learners or for `learner.min_workers` of them; errors of code or data are raised. name: prefix of
-    the job's placement groups.
+    for the learners or for `learner.min_workers` of them, announced ends of nodes without limit; errors of code
+    or data are raised. name: prefix of the job's placement groups.
     """
     config = job.config
     latest = checkpoint.latest(config.run.dir, verify=False)  # the workers verify it
     if latest and checkpoint.step_of(latest) >= job.source.steps and checkpoint.is_complete(latest):
         return latest
-    import ray.train
+    from ray.train.v2.api import exceptions
 
     attempt = uuid.uuid4().hex
     with reserved_learners(config, name) as room:
@@ -82,11 +81,13 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
         _notice(config, f"node {address} ({node[:6]}) was lost with {', '.join(names)}: {effect}")
 
     with NodeWatch(name, learners, lost):
-        for failures in itertools.count(1):
+        failures = 0
+        while True:
             try:
                 _train(functools.partial(_guarded, train_loop, job, attempt), config, datasets or {}, room)
                 break
-            except (ray.train.v2.api.exceptions.TrainingFailedError, ActorUnavailableError) as error:
+            except (exceptions.TrainingFailedError, ActorUnavailableError) as error:
+                failures += not isinstance(error, exceptions.PreemptionError)
                 permanent = _permanent_failure(config.run.dir, attempt)
                 if permanent or failures > config.learner.max_failures:
                     last = str(error).strip().splitlines()[-1]
@@ -121,7 +122,9 @@ def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], ro
             name="train",
             storage_path=str(Path(config.run.dir).resolve()),
             # `fit` retries, because it can change the number of workers and tell what is missing.
-            failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
+            failure_config=FailureConfig(
+                max_failures=0, controller_failure_limit=0, max_preemption_failures=0
+            ),
         ),
         torch_config=TorchConfig("nccl" if learner.gpus else "gloo", timeout_s=int(timeout_s)),
         datasets=datasets,

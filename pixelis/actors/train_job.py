@@ -20,6 +20,8 @@ from pixelis.telemetry.metrics import publish
 from pixelis.telemetry.trackers import Tracker
 
 if TYPE_CHECKING:
+    from ray.train import PreemptionInfo
+
     from pixelis.policy.train_step import Trainer
 
 
@@ -77,7 +79,8 @@ class TrainJob:
 
 
 class Checkpoints:
-    """Writes ``run.dir/checkpoints`` every ``learner.checkpoint_every`` batches and at the end. Collective.
+    """Writes ``run.dir/checkpoints`` every ``learner.checkpoint_every`` batches, at the end, and when Ray announces
+    that a learner's node will be taken away. Collective.
 
     Writing overlaps with the next batches; its failure ends the run at the next checkpoint. The one with the
     best evaluation is kept and linked as ``run.dir/best``.
@@ -87,15 +90,26 @@ class Checkpoints:
         self.config, self.source, self.trainer = job.config, job.source, trainer
         self.saved = trainer.batches
         self.state: dict[str, Any] = {}
+        self.leaving: PreemptionInfo | None = None
+        """The first announcement of a node's end, after which Ray Train starts the workers anew."""
 
     def save_if_due(self, batch: LearnerBatch, boundary: str | None) -> None:
         """Save after ``batch`` if due. ``boundary`` names an additional checkpoint in ``run.dir/phases``."""
         self.state = batch.state
-        if self.trainer.batches % self.config.learner.checkpoint_every == 0:
+        if self.trainer.batches % self.config.learner.checkpoint_every == 0 or self._node_leaves():
             self._save(self.config.run.dir)
             self.saved = self.trainer.batches
         if sum_over_workers([float(boundary is not None)])[0]:
             self._save(str(Path(self.config.run.dir) / "phases" / (boundary or "")))
+
+    def _node_leaves(self) -> bool:
+        """Whether a learner's node is drained or reclaimed, as spot capacity is; True only once."""
+        from ray.train import get_preemption_info
+
+        if self.leaving is None:
+            self.leaving = get_preemption_info()
+            return self.leaving is not None
+        return False
 
     def save_last(self) -> None:
         if self.trainer.batches > self.saved:

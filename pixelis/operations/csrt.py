@@ -32,6 +32,9 @@ PATIENCE = 5
 STRUCTURE = 3.0
 """Least contrast within a box (deviation of brightness, of 255, without slope and noise)."""
 MIN_INSIDE = 0.55
+CELL, STILL = 8, 2.0
+"""Side of a cell in pixels; largest change of its mean (0..255) around a box that has not moved: codecs and sensors
+change less."""
 
 FOUND, FOUND_SHARE = 0.6, 0.76
 """Least similarity of an object that is found again; the same as a share of the mean so far."""
@@ -127,6 +130,8 @@ class _Follower:
         self.seen, self.boxes, self.scores = [0], [start], [1.0]
         self.low, self.lost = 0, False
         self.threshold, self.recovery = THRESHOLD, FOUND
+        self.area, self.cells = _around(start, picture), np.zeros(0)
+        self.cells = self._cells(picture)
 
     def _begin(self, picture: np.ndarray, box: PixelBox) -> bool:
         left, top = round(box[0]), round(box[1])
@@ -145,6 +150,10 @@ class _Follower:
             if score >= self.recovery and self._begin(picture, box):
                 self._see(number, box, score)
             return
+        cells = self._cells(picture)
+        if not cut and np.abs(cells - self.cells).max() < STILL:
+            self._see(number, self.boxes[-1], self.scores[-1])
+            return
         try:
             ok, (x, y, width, height) = self.tracker.update(picture)
         except cv2.error:
@@ -157,8 +166,17 @@ class _Follower:
             self._lose()
             return
         self._see(number, box, score)
+        self.area = _around(box, picture)
+        self.cells = self._cells(picture)
         if self.low >= PATIENCE:
             self._lose()
+
+    def _cells(self, picture: np.ndarray) -> np.ndarray:
+        """Means of the cells around the box that was found last."""
+        left, top, right, bottom = self.area
+        part = picture[top:bottom, left:right]
+        size = -(-part.shape[1] // CELL), -(-part.shape[0] // CELL)
+        return cv2.resize(part, size, interpolation=cv2.INTER_AREA).astype(np.float32)
 
     def _see(self, number: int, box: PixelBox, score: float) -> None:
         self.lost = False
@@ -182,6 +200,18 @@ class _Follower:
         if self.low > PATIENCE // 2:
             self._lose()
         return self.seen, self.boxes, self.scores
+
+
+def _around(box: PixelBox, picture: np.ndarray) -> tuple[int, int, int, int]:
+    """Edges of the box and half its size on each side, within the picture."""
+    x0, y0, x1, y1 = box
+    across, down = (x1 - x0) / 2, (y1 - y0) / 2
+    height, width = picture.shape[:2]
+    left, top = (
+        int(min(max(edge, 0), most - 1)) for edge, most in ((x0 - across, width), (y0 - down, height))
+    )
+    right, bottom = int(min(x1 + across, width)), int(min(y1 + down, height))
+    return left, top, max(right, left + 1), max(bottom, top + 1)
 
 
 def create_tracker() -> Any:

@@ -18,6 +18,7 @@ from own_process import BARE
 from pixelis.actors import learner
 from pixelis.actors.learner import _wait_for_room
 from pixelis.config import load
+from pixelis.policy import checkpoint
 from pixelis.telemetry import events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -32,7 +33,7 @@ import sys
 from ray.cluster_utils import Cluster
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": 100_000_000})
 second = cluster.add_node(num_cpus=3, object_store_memory=100_000_000)
-print(cluster.address, flush=True)
+print(cluster.address, second.node_id, flush=True)
 for line in sys.stdin:
     second.kill_raylet()
     print("killed", flush=True)
@@ -43,33 +44,46 @@ cluster.shutdown()
 
 
 @pytest.fixture
-def nodes() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Address of two nodes in a process of its own, and a function that kills the second."""
+def nodes() -> Iterator[tuple[str, str, Callable[[], None]]]:
+    """Address of two nodes in a process of its own, the id of the second, and a function that kills it."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", NODES], stderr=subprocess.DEVNULL, **pipes)
     assert process.stdin is not None
     assert process.stdout is not None
-    address = process.stdout.readline().split()[0]
+    address, second = process.stdout.readline().split()
 
     def kill() -> None:
         process.stdin.write("kill\n")  # type: ignore[union-attr]
         process.stdin.flush()  # type: ignore[union-attr]
         process.stdout.readline()  # type: ignore[union-attr]
 
-    yield address, kill
+    yield address, second, kill
     process.stdin.close()
     process.wait(timeout=60)
+
+
+def train_on(address: str, folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "pixelis.jobs.rft",
+        str(BARE),
+        *RUN,
+        f"run.dir={folder}",
+        *overrides,
+    ]
+    env = {**os.environ, "RAY_ADDRESS": address}
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 # Shorter: killed learners in test_learner_faults.py, lost nodes in tests/unit/actors/test_node_watch.py.
 @pytest.mark.long
 def test_a_lost_node_of_the_learners(
-    nodes: tuple[str, Callable[[], None]], tmp_path: Path, record_figures: Callable[..., None]
+    nodes: tuple[str, str, Callable[[], None]], tmp_path: Path, record_figures: Callable[..., None]
 ) -> None:
-    address, kill = nodes
-    command = [sys.executable, "-u", "-m", "pixelis.jobs.rft", str(BARE), *RUN, f"run.dir={tmp_path}"]
-    env = {**os.environ, "RAY_ADDRESS": address}
-    job = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    address, _, kill = nodes
+    job = train_on(address, tmp_path)
     lines: queue.Queue[tuple[float, str]] = queue.Queue()
 
     def read() -> None:
@@ -98,6 +112,33 @@ def test_a_lost_node_of_the_learners(
     assert {row["step"] for row in events.read(tmp_path, events.REPLAYED)} >= {4}
     assert [len(row["nodes"]) for row in events.read(tmp_path, learner.PLACED)] == [2, 1]
     record_figures(told_s=told - killed, resumed_s=resumed - killed)
+
+
+@pytest.mark.long
+def test_an_announced_end_of_a_node_loses_few_steps(
+    nodes: tuple[str, str, Callable[[], None]], tmp_path: Path
+) -> None:
+    address, second, kill = nodes
+    job = train_on(
+        address, tmp_path, "rft.steps=40", "learner.checkpoint_every=100", "learner.max_failures=0"
+    )
+    announce = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", address]
+    announce += ["--node-id", second, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
+    announce += ["--reason-message", "reclaimed", "--deadline-remaining-seconds", "20"]
+    try:
+        while len(events.read(tmp_path, "step/policy")) < 2 and job.poll() is None:
+            time.sleep(0.1)
+        subprocess.run(announce, check=True, capture_output=True, timeout=60)
+        while (saved := checkpoint.latest(str(tmp_path))) is None and job.poll() is None:
+            time.sleep(0.1)
+        assert saved is not None
+        kill()
+        output, _ = job.communicate(timeout=250)
+    finally:
+        job.kill()
+    assert job.returncode == 0, output
+    assert f"1 of 2 learners resume from step {checkpoint.step_of(saved)}" in output
+    assert 2 <= checkpoint.step_of(saved) < 40
 
 
 @pytest.mark.usefixtures("ray_cluster")

@@ -33,7 +33,7 @@ class Narrator:
         """The thought before an operation; a ``topic`` frames it."""
         phrases = thoughts()
         if self.style == "terse":
-            return phrases.terse[aim].pick(self.rng, thing=what.removeprefix("the "))
+            return phrases.terse[aim].pick(self.rng, thing=what.removeprefix("the "), **slots)
         parts = [phrases.framings.pick(self.rng, topic=topic)] if topic and self.rng.random() < 0.75 else []
         parts += self._take_remarks()
         if where and self.rng.random() < 0.6:

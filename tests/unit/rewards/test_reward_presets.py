@@ -78,8 +78,12 @@ def test_pr_repo():
     assert rewards("pr-repo", said_in_a_box("7", "ok"), *seven, **VIDEO)[0] == pytest.approx(1.0 + 0.7 / 3)
     # Right, but never repaired
     assert rewards("pr-repo", said_in_a_box("7", "error"), *seven)[0] == pytest.approx(0.175)
-    assert rewards("pr-repo", said_in_a_box("7", "error", "ok"), *seven)[0] == pytest.approx(1.0 + 0.175 - 0.05)
-    assert rewards("pr-repo", said_in_a_box("1", "ok", "error", "error"), *seven)[0] == pytest.approx(0.175 - 0.1)
+    assert rewards("pr-repo", said_in_a_box("7", "error", "ok"), *seven)[0] == pytest.approx(
+        1.0 + 0.175 - 0.05
+    )
+    assert rewards("pr-repo", said_in_a_box("1", "ok", "error", "error"), *seven)[0] == pytest.approx(
+        0.175 - 0.1
+    )
 
 
 @pytest.mark.parametrize("preset", ["rr-count", "rr-geo", "r1v"])
