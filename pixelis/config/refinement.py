@@ -53,6 +53,8 @@ class PassRateConfig(Section):
     """maximum pass rate of a question (inclusive)"""
     utility: bool = False
     """also run episodes without operations, and keep only questions that benefit from operations"""
+    annotated: bool = False
+    """utility of the question's annotated box: a crop of it is shown beside the pictures, in place of operations"""
 
     @model_validator(mode="after")
     def _ordered(self) -> PassRateConfig:
@@ -60,6 +62,8 @@ class PassRateConfig(Section):
             raise ValueError(f"low {self.low} is above high {self.high}")
         if self.utility and not self.episodes:
             raise ValueError("utility needs episodes")
+        if self.annotated and not self.utility:
+            raise ValueError("annotated needs utility")
         return self
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from rapidfuzz.distance import LCSseq, Levenshtein
 
@@ -27,6 +28,8 @@ MIN_VIEW_SHARE = 0.3
 """Share of a view's width or height that a thing must take up to be judged."""
 MIN_OBJECT_IOU = 0.5
 """IoU from which on a segmented object is the expected one."""
+BOUNDARY = 0.008
+"""Distance, as a share of the diagonal, up to which boundaries agree (DAVIS, Perazzi et al. 2016)."""
 
 
 class ExpectedCall(Record):
@@ -107,18 +110,44 @@ def object_iou(record: Mapping[str, Any], truth: ExpectedCall) -> float:
     return float((one & other).sum() / (one | other).sum()) if one.shape == other.shape else 0.0
 
 
-def character_error_rate(reading: str, truth: str) -> float:
-    """Edits from the truth by characters of it, at most 1."""
+def error_rate(reading: Sequence[str], truth: Sequence[str]) -> float:
+    """Edits from the truth by its length, at most 1: of characters or of words."""
     return min(1.0, Levenshtein.distance(reading, truth) / max(1, len(truth)))
+
+
+def boundary_f1(mask: np.ndarray, truth: np.ndarray) -> float:
+    """F1 of the boundary of bool [height, width] masks, 0..1 (DAVIS, Perazzi et al. 2016)."""
+    from scipy import ndimage  # takes a fifth of a second to import
+
+    outlines = [(m & ~ndimage.binary_erosion(m, border_value=0)) for m in (mask, truth)]
+    if not all(outline.any() for outline in outlines):
+        return 0.0
+    tolerance = BOUNDARY * math.hypot(*truth.shape)
+    near = [ndimage.distance_transform_edt(~outline) <= tolerance for outline in outlines]
+    precision, recall = near[1][outlines[0]].mean(), near[0][outlines[1]].mean()
+    return float(2 * precision * recall / (precision + recall)) if precision + recall else 0.0
 
 
 def _zoom_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
     return float(any(shows(shown_place(call), truth) for call in calls))
 
 
+def _objects(calls: Sequence[Call]) -> list[Mapping[str, Any]]:
+    return [record for call in calls for record in call.observation.data.get("objects", [])]
+
+
 def _segment_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
-    records = [record for call in calls for record in call.observation.data.get("objects", [])]
-    return max((object_iou(record, truth) for record in records), default=0.0)
+    return max((object_iou(record, truth) for record in _objects(calls)), default=0.0)
+
+
+def _boundary_score(calls: Sequence[Call], truth: ExpectedCall) -> float | None:
+    """`boundary_f1` of the object with the largest IoU; None without a mask of the truth."""
+    if truth.mask is None:
+        return None
+    best = max(_objects(calls), key=lambda record: object_iou(record, truth), default=None)
+    if best is None or best.get("mask") is None or not object_iou(best, truth):
+        return 0.0
+    return boundary_f1(masks.decode(best["mask"]).full(), masks.decode(truth.mask).full())
 
 
 def _properties_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
@@ -126,11 +155,23 @@ def _properties_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
     return float(any(record and object_iou(record, truth) >= MIN_OBJECT_IOU for record in objects))
 
 
-def _read_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
-    """1 - the character error rate of the best reading, whole or one of its lines."""
+def _readings(calls: Sequence[Call]) -> list[str]:
+    """Every line that was read, and the lines of each call together."""
     readings = [[str(line["text"]) for line in call.observation.data.get("lines", [])] for call in calls]
-    texts = [text for lines in readings for text in (*lines, " ".join(lines))]
-    return 1 - min((character_error_rate(text, truth.text or "") for text in texts), default=1.0)
+    return [text for lines in readings for text in (*lines, " ".join(lines))]
+
+
+def _character_error_rate(calls: Sequence[Call], truth: ExpectedCall) -> float:
+    return min((error_rate(text, truth.text or "") for text in _readings(calls)), default=1.0)
+
+
+def _word_error_rate(calls: Sequence[Call], truth: ExpectedCall) -> float:
+    expected = (truth.text or "").split()
+    return min((error_rate(text.split(), expected) for text in _readings(calls)), default=1.0)
+
+
+def _read_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
+    return 1 - _character_error_rate(calls, truth)
 
 
 def _frames_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
@@ -169,6 +210,12 @@ SCORES: dict[str, tuple[str, Callable[[Sequence[Call], ExpectedCall], float]]] =
 is expected.
 """
 
+DETAILS: dict[str, dict[str, Callable[[Sequence[Call], ExpectedCall], float | None]]] = {
+    "segment_object_at": {"boundary_f1": _boundary_score},
+    "read_text": {"cer": _character_error_rate, "wer": _word_error_rate},
+}
+"""Further figures by operation, as means over what they can be measured on."""
+
 
 # Scores of episodes
 
@@ -177,8 +224,8 @@ def capabilities(groups: Sequence[Group], bars: Mapping[str, float] | None = Non
     """Scores by operation over the questions that name their ``expected_calls``; empty without any.
 
     - ``operations``: by expected operation the ``n`` expectations, the ``calls``, the share ``used`` with
-      success, and the mean score (`SCORES`), 0 where unused; also ``cer`` for read_text, and HOTA, IDF1 and
-      MOTA for track_object.
+      success, the mean score (`SCORES`), 0 where unused, and the `DETAILS`; for track_object also HOTA, IDF1,
+      MOTA, MOTP and the number of identity switches.
     - ``order``: share of episodes whose successful calls contain the expected operations in order.
     - ``unnecessary``: mean number of calls beyond those; the last of those, too, if its measured causal use is below
       the bar of its operation in ``bars`` (`evaluation.looking`). ``calls``: mean number of calls.
@@ -186,6 +233,7 @@ def capabilities(groups: Sequence[Group], bars: Mapping[str, float] | None = Non
     scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     used, calls_by_op = defaultdict[str, list[float]](list), defaultdict[str, int](int)
     order, unnecessary, numbers = defaultdict[str, list[float]](list), list[float](), list[float]()
+    details: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     tracking, questions = TrackingScores(), 0
     for group in groups:
         expected = expected_calls(group)
@@ -198,6 +246,9 @@ def capabilities(groups: Sequence[Group], bars: Mapping[str, float] | None = Non
                 used[truth.op].append(float(bool(of_op)))
                 if truth.op in SCORES:
                     scores[truth.op][group.question.id].append(SCORES[truth.op][1](of_op, truth))
+                for name, measure in DETAILS.get(truth.op, {}).items():
+                    if (value := measure(of_op, truth)) is not None:
+                        details[truth.op][name].append(value)
             for call in calls:
                 calls_by_op[call.action.op] += 1
             names = [truth.op for truth in expected]
@@ -224,10 +275,15 @@ def capabilities(groups: Sequence[Group], bars: Mapping[str, float] | None = Non
         if op in scores:
             mean = statistics.fmean(score for of_question in scores[op].values() for score in of_question)
             by_operation[op] |= {"score": SCORES[op][0], "mean": mean, "ci95": list(interval_of(scores[op]))}
-    if "read_text" in by_operation:
-        by_operation["read_text"]["cer"] = 1 - by_operation["read_text"]["mean"]
+        by_operation[op] |= {name: statistics.fmean(values) for name, values in details[op].items()}
     if tracking.hota_counts:
-        by_operation["track_object"] |= {"hota": tracking.hota, "idf1": tracking.idf1, "mota": tracking.mota}
+        by_operation["track_object"] |= {
+            "hota": tracking.hota,
+            "idf1": tracking.idf1,
+            "mota": tracking.mota,
+            "motp": tracking.motp,
+            "switches": tracking.switches,
+        }
     in_order = statistics.fmean(value for of_question in order.values() for value in of_question)
     return {
         "questions": questions,

@@ -17,9 +17,17 @@ SCORE_NAMES = {
     "read": "characters read",
     "frames_f1": "F1 of the frames",
     "track_iou": "IoU of the track",
-    "cer": "character error rate",
 }
-"""What the scores of ``capabilities`` are, in words."""
+DETAIL_NAMES = {
+    "boundary_f1": "boundary F1",
+    "cer": "character error rate",
+    "wer": "word error rate",
+    "hota": "HOTA",
+    "idf1": "IDF1",
+    "mota": "MOTA",
+    "motp": "MOTP",
+}
+"""What the scores and details of ``capabilities`` are, in words."""
 
 
 def lines(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -68,9 +76,11 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             if "score" in scores:
                 score = f"{SCORE_NAMES[scores['score']]} {_value(scores['mean'], scores['ci95'])}, "
             yield op, f"{score}used in {scores['used']:.3f} of {scores['n']}"
-            if "hota" in scores:
-                hota, idf1, mota = scores["hota"], scores["idf1"], scores["mota"]
-                yield "tracks", f"HOTA {hota:.3f}, IDF1 {idf1:.3f}, MOTA {mota:.3f}"
+            parts = [f"{name} {scores[key]:.3f}" for key, name in DETAIL_NAMES.items() if key in scores]
+            if "switches" in scores:
+                parts.append(f"{scores['switches']} identity switches")
+            if parts:
+                yield "", ", ".join(parts)
         order = _value(result["order"]["mean"], result["order"]["ci95"])
         unnecessary = f"{result['unnecessary']:.2f} unnecessary ones by episode"
         yield "expected calls", f"in order in {order}, {unnecessary}"

@@ -1,4 +1,4 @@
-"""Scores of multi-object tracking: HOTA, IDF1 and MOTA."""
+"""Scores of multi-object tracking: HOTA, IDF1, MOTA, MOTP and identity switches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OUTWEIGHS = 1000.0
 
 @dataclass
 class TrackingScores:
-    """Counts over clips, from which HOTA, IDF1 and MOTA follow."""
+    """Counts over clips, from which the scores follow."""
 
     hota_counts: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     """Of each clip, for each alpha: TP, FN and FP [3, A], and the sum of the association score over the TP
@@ -26,13 +26,13 @@ class TrackingScores:
     """
     identities: np.ndarray = field(default_factory=lambda: np.zeros(3))
     """IDTP, boxes of the truth, boxes of the result."""
-    clear: np.ndarray = field(default_factory=lambda: np.zeros(3))
-    """FN + FP, identity switches, boxes of the truth."""
+    clear: np.ndarray = field(default_factory=lambda: np.zeros(5))
+    """FN + FP, identity switches, boxes of the truth, TP, and the sum of their IoU."""
 
     def add(self, truth: Tracks, result: Tracks) -> None:
         """Count a clip.
 
-        HOTA: Luiten et al. 2021, with the matching of their TrackEval. IDF1: Ristani et al. 2016. MOTA:
+        HOTA: Luiten et al. 2021, with the matching of their TrackEval. IDF1: Ristani et al. 2016. MOTA, MOTP:
         Bernardin and Stiefelhagen 2008.
         """
         frames = sorted({frame for track in (*truth, *result) for frame in track})
@@ -72,6 +72,15 @@ class TrackingScores:
         """1 minus misses, false boxes and identity switches by box of the truth; may be negative."""
         return float(1 - self.clear[:2].sum() / max(1, self.clear[2]))
 
+    @property
+    def motp(self) -> float:
+        """Mean IoU of the boxes that MOTA counts as right."""
+        return float(self.clear[4] / max(1, self.clear[3]))
+
+    @property
+    def switches(self) -> int:
+        return int(self.clear[1])
+
     def _add_hota(self, alike: np.ndarray, in_truth: np.ndarray, in_result: np.ndarray) -> None:
         counts = in_truth.sum(0)[:, None] + in_result.sum(0)[None]
         share = alike / np.maximum(1e-9, alike.sum(1, keepdims=True) + alike.sum(2, keepdims=True) - alike)
@@ -90,7 +99,7 @@ class TrackingScores:
     def _add_clear(self, alike: np.ndarray, in_truth: np.ndarray, in_result: np.ndarray) -> None:
         last: dict[int, int] = {}
         pairs: list[tuple[int, int]] = []
-        hits = switches = 0
+        hits, switches, overlaps = 0, 0, 0.0
         for iou in alike:
             # A pair of the frame before stays a pair where it can, however good new ones are.
             known = np.zeros_like(iou)
@@ -99,9 +108,11 @@ class TrackingScores:
             assigned = zip(*_assignment(-(iou + known) * (iou >= 0.5)), strict=True)
             pairs = [(row, column) for row, column in assigned if iou[row, column] >= 0.5]
             hits += len(pairs)
+            overlaps += sum(float(iou[pair]) for pair in pairs)
             switches += sum(last.get(row, column) != column for row, column in pairs)
             last |= dict(pairs)
-        self.clear += in_truth.sum() + in_result.sum() - 2 * hits, switches, in_truth.sum()
+        wrong = in_truth.sum() + in_result.sum() - 2 * hits
+        self.clear += wrong, switches, in_truth.sum(), hits, overlaps
 
     def __str__(self) -> str:
         return f"HOTA {self.hota:.3f}, IDF1 {self.idf1:.3f}, MOTA {self.mota:.3f}"

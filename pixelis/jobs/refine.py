@@ -54,7 +54,14 @@ def run(config: Config) -> dict[str, Any]:
             steps.close()
             outcomes, rate = None, s.pass_rate
             if rate.episodes:
-                episodes = Episodes(config, folder, pipeline.questions(), rate.episodes, rate.utility)
+                episodes = Episodes(
+                    config,
+                    folder,
+                    pipeline.questions(),
+                    rate.episodes,
+                    glance=rate.utility,
+                    annotated=rate.annotated,
+                )
                 play(episodes)
                 outcomes = episodes.outcomes()
             pipeline.finish(outcomes)

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pixelis.config import Config
+import numpy as np
+from PIL import Image
+
+from pixelis.config import Config, ToolboxConfig
+from pixelis.datasets.media import open_media
 from pixelis.datasets.refinement import filters
 from pixelis.datasets.refinement.sets import write_rows
 from pixelis.files import write_json
-from pixelis.records import Group, Question
+from pixelis.records import Group, Media, Question, Region
 
 RELEVANT_SECTIONS = {"policy", "dialogue", "toolbox", "engine", "evaluate", "rewards"}
 """Sections of the configuration that affect episodes: if one changes, the episodes are played again."""
+MARGIN = 0.25
+"""Of the annotated box, on each side, as a share of its size."""
 
 
 class Episodes:
     """The questions to play, in ``sources``, and the stored scores by arm, with operations or without.
 
     ``samples`` of each question and arm. ``glance``: also without operations, after the question with its ``hint``.
-    ``whole``: the episodes are stored too.
+    ``annotated``: crops of the annotated boxes take the place of operations. ``whole``: the episodes are stored too.
     """
 
     def __init__(
@@ -34,9 +41,12 @@ class Episodes:
         glance: bool,
         hint: str = "",
         whole: bool = False,
+        annotated: bool = False,
     ):
+        if annotated:
+            questions = [question for question in questions if _annotated_region(question) is not None]
         self.folder, self.count, self.samples, self.whole = folder, len(questions), samples, whole
-        self.arms = {"looking": True, **({"glance": False} if glance else {})}
+        self.arms = {"looking": not annotated, **({"glance": False} if glance else {})}
         source = folder / "questions.jsonl"
         write_rows(source, questions)
         self.sources = dict.fromkeys(self.arms, source)
@@ -46,6 +56,12 @@ class Episodes:
             hinted = (q.model_copy(update={"question": f"{q.question} {hint}"}) for q in questions)
             write_rows(self.sources["glance"], hinted)
             settings.append(hint)
+        if annotated:
+            self.sources["looking"] = folder / "questions-looking.jsonl"
+            crops = folder / "crops"
+            crops.mkdir(exist_ok=True)
+            write_rows(self.sources["looking"], (_with_crop(q, config.toolbox, crops) for q in questions))
+            settings.append("annotated")
         self.identity = hashlib.sha256(
             source.read_bytes() + json.dumps(settings, sort_keys=True).encode()
         ).hexdigest()
@@ -62,7 +78,9 @@ class Episodes:
         if self.whole:
             write_rows(self._trajectories(arm), groups)
         rows = [
-            [g.question.id, self.arms[arm], t.rewards.get("accuracy")] for g in groups for t in g.trajectories
+            [g.question.id, arm == "looking", t.rewards.get("accuracy")]
+            for g in groups
+            for t in g.trajectories
         ]
         write_json(self._file(arm), {"identity": self.identity, "rows": rows})
 
@@ -85,3 +103,27 @@ class Episodes:
             return json.loads(self._file(arm).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
+
+
+def _annotated_region(question: Question) -> Region | None:
+    """The first annotated box in a picture of the question."""
+    pictures = {media.id for media in question.media if media.kind == "image"}
+    regions = question.annotations.regions if question.annotations is not None else []
+    return next((region for region in regions if region.media in pictures), None)
+
+
+def _with_crop(question: Question, settings: ToolboxConfig, folder: Path) -> Question:
+    """The question with a PNG of its annotated box, wider by MARGIN on each side, as a further picture."""
+    region = _annotated_region(question)
+    assert region is not None
+    picture = open_media(next(media for media in question.media if media.id == region.media), settings)
+    assert isinstance(picture, np.ndarray)
+    (height, width), (x0, y0, x1, y1) = picture.shape[:2], region.box
+    across, down = MARGIN * (x1 - x0), MARGIN * (y1 - y0)
+    left, top = int(max(0.0, x0 - across) * width), int(max(0.0, y0 - down) * height)
+    right, bottom = math.ceil(min(1.0, x1 + across) * width), math.ceil(min(1.0, y1 + down) * height)
+    crop = Image.fromarray(picture[top : max(bottom, top + 1), left : max(right, left + 1)])
+    path = folder / f"{hashlib.sha256(question.id.encode()).hexdigest()[:32]}.png"
+    crop.save(path)
+    media = Media(id=f"img{len(question.media)}", kind="image", uri=str(path.resolve()))
+    return question.model_copy(update={"media": [*question.media, media]})

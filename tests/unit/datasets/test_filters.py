@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from refined import demonstration
 
-from pixelis.config import load
+from pixelis.config import ToolboxConfig, load
 from pixelis.config.refinement import PassRateConfig
+from pixelis.datasets.media import open_media
+from pixelis.datasets.questions import read_questions
 from pixelis.datasets.refinement import filters
 from pixelis.datasets.refinement.episodes import Episodes
 from pixelis.datasets.refinement.filters import Outcomes
@@ -94,3 +97,24 @@ def test_episodes_are_played_once(tmp_path: Path):
     assert episodes("run.seed=5").missing() == ["looking"]
     (tmp_path / "episodes-looking.json").write_text('{"identity": "', encoding="utf-8")
     assert episodes().missing() == ["looking"]
+
+
+def test_a_crop_of_the_annotated_box_takes_the_place_of_operations(tmp_path: Path):
+    card = next(read_questions("packaged:digits?count=10"))
+    plain = Question(id="q", question="Which digit?", answers=["7"])
+    episodes = Episodes(load(None), tmp_path, [card, plain], samples=2, glance=True, annotated=True)
+    assert (episodes.count, episodes.arms) == (1, {"looking": False, "glance": False})
+    (asked,) = map(Question.model_validate_json, episodes.sources["looking"].read_text().splitlines())
+    assert asked.media[:-1] == card.media
+    whole, crop = (open_media(media, ToolboxConfig()) for media in (asked.media[0], asked.media[-1]))
+    assert isinstance(whole, np.ndarray)
+    assert isinstance(crop, np.ndarray)
+    assert card.annotations is not None
+    box = card.annotations.regions[0].box
+    for axis, size in enumerate(whole.shape[1::-1]):
+        assert crop.shape[1 - axis] <= (1.5 * (box[axis + 2] - box[axis])) * size + 2
+        assert crop.shape[1 - axis] >= (box[axis + 2] - box[axis]) * size
+    right = Trajectory(question_id=card.id, group_id="g", turns=[], rewards={"accuracy": 1.0})
+    for arm in episodes.arms:
+        episodes.store(arm, [Group(id="g", question=card, trajectories=[right])])
+    assert episodes.outcomes() == {card.id: Outcomes(looking=[1.0], glance=[1.0])}

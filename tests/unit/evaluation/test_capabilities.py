@@ -101,6 +101,18 @@ def test_the_best_outline_counts_if_it_is_in_the_right_picture():
     assert score("segment_object_at", segment(square(40, 40, 20), root="img1"), **truth) == 0.0
 
 
+def test_a_boundary_agrees_up_to_a_share_of_the_diagonal():
+    truth = {"box": BOX, "mask": square(40, 40, 20)}
+    beside, off = (
+        scores("segment_object_at", segment(square(40, 40 + shift, 20)), **truth)["boundary_f1"]
+        for shift in (1, 5)
+    )
+    assert beside == 1.0
+    assert 0.2 < off < 0.7
+    assert scores("segment_object_at", **truth)["boundary_f1"] == 0.0
+    assert "boundary_f1" not in scores("segment_object_at", segment(square(40, 40, 20)), box=BOX)
+
+
 def test_properties_count_for_the_right_object_only():
     truth, measure = {"box": BOX, "mask": square(40, 40, 20)}, ("get_properties", {"object": "a"}, {}, [])
     assert score("get_properties", segment(square(42, 42, 20)), measure, **truth) == 1.0
@@ -113,7 +125,8 @@ def test_the_best_line_that_was_read_counts():
     assert score("read_text", read("Harbour", "Museum"), text="Harbour Museum") == 1.0
     assert score("read_text", read("Harb0ur"), text="Harbour") == pytest.approx(6 / 7)
     part = scores("read_text", read("x"), text="y")
-    assert (part["mean"], part["cer"]) == (0.0, 1.0)
+    assert (part["mean"], part["cer"], part["wer"]) == (0.0, 1.0, 1.0)
+    assert scores("read_text", read("Main Str", "x"), text="Main St")["wer"] == 0.5
 
 
 def test_selected_frames_and_tracks():
@@ -184,5 +197,6 @@ def test_a_perfect_track_scores_1_and_a_switch_of_identities_costs():
     swap = [{0: TRACK[0], 1: other[1], 2: other[2]}, {0: other[0], 1: TRACK[1], 2: TRACK[2]}]
     switched.add([TRACK, other], swap)
     assert switched.mota == pytest.approx(1 - 2 / 6)
+    assert (switched.switches, switched.motp) == (2, 1)
     assert switched.idf1 == pytest.approx(4 / 6)
     assert switched.hota < 0.8

@@ -93,6 +93,21 @@ def test_a_known_motion_is_followed():
     assert mean_overlap(clip, track, truth) > 0.75
 
 
+def test_what_creeps_over_still_ground_is_followed():
+    """Less than half a pixel a frame, below the noise of the sensor, after a pause."""
+    noise = np.random.default_rng(0).normal(0, 2, (60, 240, 320, 3))
+    ground = np.clip(skimage.data.coffee()[:240, :320] + noise, 0, 255).astype(np.uint8)
+    frames, truth = paste(
+        list(ground), face_picture(), lambda t: (0.4 + 0.1 * max(0.0, 2 * t - 1), 0.5), lambda t: 80.0
+    )
+    clip = open_clip(encode(frames, options={"crf": "23"}), SETTINGS)
+    track = run(scene(clip), box=share(clip, truth[0])).data["tracks"][0]
+    assert track["frames"] == list(range(60))
+    assert mean_overlap(clip, track, truth) > 0.8
+    start, end = (np.mean(pixels(clip, track)[n][::2]) for n in (0, -1))
+    assert end - start == pytest.approx(32, abs=6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [pytest.param("leaves", marks=pytest.mark.long), "vanishes"])
 def test_an_object_that_leaves_or_vanishes_is_lost(way):
