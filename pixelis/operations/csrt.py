@@ -130,8 +130,7 @@ class _Follower:
         self.seen, self.boxes, self.scores = [0], [start], [1.0]
         self.low, self.lost = 0, False
         self.threshold, self.recovery = THRESHOLD, FOUND
-        self.area, self.cells = _around(start, picture), np.zeros(0)
-        self.cells = self._cells(picture)
+        self._remember(picture, start)
 
     def _begin(self, picture: np.ndarray, box: PixelBox) -> bool:
         left, top = round(box[0]), round(box[1])
@@ -149,34 +148,35 @@ class _Follower:
             box, score = self.appearance.find(picture, self.boxes[-1])
             if score >= self.recovery and self._begin(picture, box):
                 self._see(number, box, score)
+                self._remember(picture, box)
             return
-        cells = self._cells(picture)
-        if not cut and np.abs(cells - self.cells).max() < STILL:
+        if not cut and np.abs(_cells(picture, self.area) - self.cells).max() < STILL:
             self._see(number, self.boxes[-1], self.scores[-1])
-            return
+        else:
+            box, score = self._moved(picture)
+            if cut and score < self.recovery:
+                self._lose()
+                return
+            self._see(number, box, score)
+            self._remember(picture, box)
+        if self.low >= PATIENCE:
+            self._lose()
+
+    def _moved(self, picture: np.ndarray) -> tuple[PixelBox, float]:
+        """The tracker's box in the next picture and its similarity; the last box and 0 where it fails."""
         try:
             ok, (x, y, width, height) = self.tracker.update(picture)
         except cv2.error:
             ok = False
-        box, score = self.boxes[-1], 0.0
-        if ok and width >= 1 and height >= 1:
-            box = (float(x), float(y), float(x + width), float(y + height))
-            score = self.appearance.score(picture, box)
-        if cut and score < self.recovery:
-            self._lose()
-            return
-        self._see(number, box, score)
-        self.area = _around(box, picture)
-        self.cells = self._cells(picture)
-        if self.low >= PATIENCE:
-            self._lose()
+        if not ok or width < 1 or height < 1:
+            return self.boxes[-1], 0.0
+        box = (float(x), float(y), float(x + width), float(y + height))
+        return box, self.appearance.score(picture, box)
 
-    def _cells(self, picture: np.ndarray) -> np.ndarray:
-        """Means of the cells around the box that was found last."""
-        left, top, right, bottom = self.area
-        part = picture[top:bottom, left:right]
-        size = -(-part.shape[1] // CELL), -(-part.shape[0] // CELL)
-        return cv2.resize(part, size, interpolation=cv2.INTER_AREA).astype(np.float32)
+    def _remember(self, picture: np.ndarray, box: PixelBox) -> None:
+        """Keep the surroundings of the box: while they stay the same, it does not move."""
+        self.area = _around(box, picture)
+        self.cells = _cells(picture, self.area)
 
     def _see(self, number: int, box: PixelBox, score: float) -> None:
         self.lost = False
@@ -212,6 +212,13 @@ def _around(box: PixelBox, picture: np.ndarray) -> tuple[int, int, int, int]:
     )
     right, bottom = int(min(x1 + across, width)), int(min(y1 + down, height))
     return left, top, max(right, left + 1), max(bottom, top + 1)
+
+
+def _cells(picture: np.ndarray, area: tuple[int, int, int, int]) -> np.ndarray:
+    """Means of the cells of an area, float32."""
+    left, top, right, bottom = area
+    size = -(-(right - left) // CELL), -(-(bottom - top) // CELL)
+    return cv2.resize(picture[top:bottom, left:right], size, interpolation=cv2.INTER_AREA).astype(np.float32)
 
 
 def create_tracker() -> Any:
