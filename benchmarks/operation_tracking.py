@@ -52,6 +52,7 @@ def run(report: Report, thin: int) -> None:
             _returns(name, count) for name in ("cat", "face", "cup", "flower")[::thin]
         ],
         "vanishes": lambda: [_vanishes(name, count) for name in ("cat", "face", "cup", "flower")[::thin]],
+        "a fixed camera": lambda: [_fixed(name, count) for name in ("cat", "face", "cup", "flower")[::thin]],
         "three objects that cross": lambda: [_crossing(clip, count) for clip in ("BIKES", "BUNNY")[::thin]],
     }
     for group, build in groups.items():
@@ -158,6 +159,21 @@ def _pasted(
     ground = clips.footage(getattr(clips, clip), count, *size)
     frames, truth = clips.paste(ground, sets.subject(name), path, lambda t: height)
     return ground, frames, truth
+
+
+def _fixed(name: str, count: int) -> Scenario:
+    """The object moves in the middle third of the clip only; the sensor has a noise of 2 grey levels."""
+    import clips
+
+    noise = np.random.default_rng(0).normal(0, 2, (count, 272, 640, 3))
+    ground = np.clip(cv2.resize(sets.photo("coffee"), (640, 272)) + noise, 0, 255).astype(np.uint8)
+    frames, truth = clips.paste(
+        list(ground),
+        sets.subject(name),
+        lambda t: (0.25 + 0.5 * min(1.0, max(0.0, 3 * t - 1)), 0.5),
+        lambda t: 90,
+    )
+    return Scenario(_encoded(frames), [_visible(truth)])
 
 
 def _wall(name: str, count: int) -> Scenario:
