@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import math_verify
 
@@ -106,7 +105,7 @@ def _best(score: Callable[[str, str], float]) -> Callable[[str, Sequence[str]], 
     return lambda reply, truths: max(score(reply, truth) for truth in truths)
 
 
-SYSTEM_SCORERS: dict[str, Any] = {
+SYSTEM_SCORERS: dict[str, Callable[[str, Sequence[str]], float]] = {
     "r1_v_repo": _best(r1_v),
     "reason_rft_repo": _best(reason_rft),
     "reason_rft_band_repo": _best(reason_rft_band),

@@ -16,6 +16,7 @@ from pixelis.config import Config, ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.datasets.refinement import filters
 from pixelis.datasets.refinement.sets import write_rows
+from pixelis.errors import DataFailure
 from pixelis.files import write_json
 from pixelis.records import Group, Media, Question, Region
 
@@ -45,6 +46,11 @@ class Episodes:
     ):
         if annotated:
             questions = [question for question in questions if _annotated_region(question) is not None]
+            if not questions:
+                raise DataFailure(
+                    "no question has an annotated box in a picture",
+                    fix="refinement.pass_rate.annotated=false",
+                )
         self.folder, self.count, self.samples, self.whole = folder, len(questions), samples, whole
         self.arms = {"looking": not annotated, **({"glance": False} if glance else {})}
         source = folder / "questions.jsonl"
