@@ -17,7 +17,7 @@ def original(id: str) -> str:
     return f"{id} as sent"
 
 
-def told(experience: Experience, words: str) -> Question:
+def corrected_question(experience: Experience, words: str) -> Question:
     """The experience's question once more, after its answer as an earlier exchange and a user's words."""
     question = experience.question
     earlier = {id for exchange in question.history for id in exchange.media}

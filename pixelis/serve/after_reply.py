@@ -17,7 +17,7 @@ from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
 from pixelis.errors import BadInput
 from pixelis.evolution import privacy
 from pixelis.evolution.updates import make_task, priority
-from pixelis.evolution.words import original, told, transplant
+from pixelis.evolution.words import corrected_question, original, transplant
 from pixelis.operations.image import data_url
 from pixelis.records import Experience, Feedback, Verdict, new_id
 from pixelis.rewards.vote import TOLD
@@ -166,7 +166,7 @@ class AfterReply(AfterEpisode):
     async def _ask_again(self, experience: Experience, words: str) -> Answer | None:
         """The policy's answer with a user's words; None if it had none, or may not learn from the request."""
         assert self.retrieval.memory is not None
-        c, question = self.config, told(experience, words)
+        c, question = self.config, corrected_question(experience, words)
         pngs = await self.retrieval.memory.pictures(experience.id)
         sent = [original(media.id) for media in question.media]
         if experience.verdict.answer is None or not sent or not pngs.keys() >= set(sent):
