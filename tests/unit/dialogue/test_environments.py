@@ -17,7 +17,7 @@ from pixelis.datasets.demonstration_checks import check_demonstration
 from pixelis.datasets.demonstrations import Player
 from pixelis.dialogue.agent import Episode, Limits
 from pixelis.dialogue.render import Renderer
-from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure
+from pixelis.errors import BadConfig, BadInput, DataFailure, InfraFailure, OperationError
 from pixelis.operations import OPERATIONS
 from pixelis.operations.environment import select_environments
 from pixelis.operations.pixel_budget import PixelBudget
@@ -242,3 +242,26 @@ def test_demonstrations_in_environments_are_checked_before_they_are_played() -> 
     ):
         bad = check_demonstration(row, "rows", zoom, environments)
         assert (bad.column, bad.code) == problem
+
+
+def test_the_corpus_of_the_search_recipe_answers_its_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    (environment,) = select_environments(config.load("docs/examples/search_corpus.yaml").toolbox).values()
+    rows = (ROOT / "docs/examples/search_corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    queries = (
+        "service samples request memory searches",
+        "export merge adapter model",
+        "job stop three seconds Ray",
+    )
+    queries += (
+        "verdict task confidence evolution.gate reason",
+        "shard SQLite record",
+        "synthesize makes demonstrations from packaged pictures and clips, stages follow",
+    )
+    for query, question in zip(queries, map(Question.model_validate_json, rows), strict=True):
+        episode = environment()
+        assert "passages" in episode.reset(question, {}, 0).text
+        result = episode.execute(Action(op="search", arguments={"query": query}))
+        assert any(answer in result.text for answer in question.answers or []), question.question
+    with pytest.raises(OperationError, match="try others"):
+        episode.execute(Action(op="search", arguments={"query": "xylophone"}))
