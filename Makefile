@@ -59,7 +59,7 @@ endef
 quickstart: install  ## train, evaluate and serve the embedded model (about ten minutes on two cores)
 	@$(VENV)/bin/pixelis quickstart
 
-showcase: install  ## the same for six operations: pictures, words, clips (about forty minutes on two cores)
+showcase: install  ## the same for six operations: pictures, words, clips (about thirty-five minutes on two cores)
 	@$(VENV)/bin/pixelis quickstart configs/mini/quickstart.yaml
 
 test: install  ## every check, and all tests but the long ones; the output of each lane is in runs/tests

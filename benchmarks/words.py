@@ -38,7 +38,7 @@ from pixelis.dialogue.agent import Episode
 from pixelis.evaluation.statistics import paired_bootstrap
 from pixelis.evolution.canary import compare
 from pixelis.evolution.gate import gate
-from pixelis.evolution.words import told, transplant
+from pixelis.evolution.words import corrected_question, transplant
 from pixelis.policy.adapters import load_adapter
 from pixelis.records import Experience, Question, Verdict
 from pixelis.rewards.vote import winning
@@ -89,7 +89,9 @@ def tell(config: Config, generator: LocalGenerator, spoken: Sequence[Answered]) 
                 created_at=0.0,
             )
         )
-    questions = [told(experience, item.words) for experience, item in zip(asked, spoken, strict=True)]
+    questions = [
+        corrected_question(experience, item.words) for experience, item in zip(asked, spoken, strict=True)
+    ]
     groups = answer(config, generator, questions, GROUP)
     for item, experience, episodes in zip(spoken, asked, groups, strict=True):
         verdict = Request(item.request.question, episodes).verdict(config)

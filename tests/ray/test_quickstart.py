@@ -25,6 +25,7 @@ SHORT = [
     *("rft.steps=2", "rft.prompts_per_step=4", "evaluate.questions=6", "telemetry.trajectories=4"),
     *("evolution.batch=2", "evolution.gate=0.3", "quickstart.stream=8"),
     *("evolution.canary.count=8", "evolution.canary.risk=1"),
+    "cluster.placement_timeout_s=400",  # beside other tests, on a slow processor
 ]
 
 

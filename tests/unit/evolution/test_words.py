@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pixelis.config import DialogueConfig, EvolutionConfig, RewardsConfig
 from pixelis.dialogue.render import Renderer
 from pixelis.evolution.updates import agreeing, as_group, make_task, speaking_for
-from pixelis.evolution.words import prompt_of, told, transplant
+from pixelis.evolution.words import corrected_question, prompt_of, transplant
 from pixelis.families.spec import load_spec, load_tokenizer
 from pixelis.operations import select
 from pixelis.policy.samples import from_trajectory
@@ -145,7 +145,7 @@ def experience(r: Renderer) -> Experience:
 def test_the_words_are_a_user_turn_of_the_teacher_and_in_no_sample() -> None:
     r = renderer()
     asked = experience(r)
-    question = told(asked, WORDS)
+    question = corrected_question(asked, WORDS)
     assert [(e.question, e.answer, e.media) for e in question.history] == [
         ("Is there a red frame?", "yes", ["img0"]),
         (QUESTION.question, "3", ["img1"]),
@@ -155,7 +155,7 @@ def test_the_words_are_a_user_turn_of_the_teacher_and_in_no_sample() -> None:
     in_prompt = r.tokenizer.decode(prompt_of(teacher)[-1].tokens)
     assert "purple" in in_prompt
     stop = r.spec.stop
-    plain = r.prompt(told(asked, "No."), teacher.images[:2])
+    plain = r.prompt(corrected_question(asked, "No."), teacher.images[:2])
     assert sum(turn.tokens.count(stop) for turn in plain) == sum(
         turn.tokens.count(stop) for turn in prompt_of(teacher)
     ), "a text that spells a control token stays text"
@@ -171,7 +171,7 @@ def test_the_words_are_a_user_turn_of_the_teacher_and_in_no_sample() -> None:
 def task_of(answers: str) -> Any:
     r = renderer()
     asked = experience(r)
-    question = told(asked, WORDS)
+    question = corrected_question(asked, WORDS)
     group = Group(
         id="g",
         question=question,
