@@ -215,6 +215,7 @@ DETAILS: dict[str, dict[str, Callable[[Sequence[Call], ExpectedCall], float | No
     "read_text": {"cer": _character_error_rate, "wer": _word_error_rate},
 }
 """Further figures by operation, as means over what they can be measured on."""
+TRACKING_SCORES = ("hota", "idf1", "mota", "motp", "switches")
 
 
 # Scores of episodes
@@ -277,13 +278,7 @@ def capabilities(groups: Sequence[Group], bars: Mapping[str, float] | None = Non
             by_operation[op] |= {"score": SCORES[op][0], "mean": mean, "ci95": list(interval_of(scores[op]))}
         by_operation[op] |= {name: statistics.fmean(values) for name, values in details[op].items()}
     if tracking.hota_counts:
-        by_operation["track_object"] |= {
-            "hota": tracking.hota,
-            "idf1": tracking.idf1,
-            "mota": tracking.mota,
-            "motp": tracking.motp,
-            "switches": tracking.switches,
-        }
+        by_operation["track_object"] |= {name: getattr(tracking, name) for name in TRACKING_SCORES}
     in_order = statistics.fmean(value for of_question in order.values() for value in of_question)
     return {
         "questions": questions,

@@ -160,8 +160,8 @@ def main() -> None:
         parser.add_argument("--descendants", type=Path)
         arguments = parser.parse_args()
         if arguments.descendants is not None:
-            found = descendants(arguments.result.absolute(), arguments.descendants.absolute())
-            print("\n".join(found) or f"nothing in {arguments.descendants} was made from {arguments.result}")
+            rows = descendants(arguments.result.absolute(), arguments.descendants.absolute())
+            print("\n".join(rows) or f"nothing in {arguments.descendants} was made from {arguments.result}")
             return
         node = trace(arguments.result)
         print("\n".join(tree(node)))

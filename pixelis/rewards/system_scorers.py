@@ -63,6 +63,7 @@ def pixel_reasoner(reply: str, truths: Sequence[str]) -> float:
         places.insert(0, f"\\boxed{{{tagged[1]}}}")
     if "\\boxed" in text:
         places.insert(0, text[text.rindex("\\boxed") :])
+    box = "\\" + text[text.rfind("boxed") :]
     score = 0.0
     for truth in expected:
         for place in places:
@@ -70,8 +71,7 @@ def pixel_reasoner(reply: str, truths: Sequence[str]) -> float:
             if score > 0.5:
                 return 1.0
         parts = [part.strip() for part in truth[len("\\boxed{") : -1].split(",")]
-        boxed = text[text.rfind("boxed") :] if "boxed" in text else ""
-        if boxed and len(parts) > 1 and all(part in "\\" + boxed for part in parts):
+        if "boxed" in text and len(parts) > 1 and all(part in box for part in parts):
             return 1.0
     return score
 

@@ -212,7 +212,9 @@ def _verl_arguments(trajectory: Trajectory, question: Question) -> dict[str, Any
 
 
 def _reply(trajectory: Trajectory) -> str:
-    return "".join(turn.text for turn in trajectory.replies)
+    from pixelis.rewards.formats import completion
+
+    return completion(trajectory)
 
 
 def _accepted(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
