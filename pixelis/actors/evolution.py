@@ -27,6 +27,7 @@ from pixelis.actors.group_views import GroupViews, UpdatePictures
 from pixelis.actors.memory import Memory
 from pixelis.actors.promotion import Promotion
 from pixelis.actors.rollouts import RolloutBatch, StepResult
+from pixelis.actors.unlearning import Unlearning
 from pixelis.actors.update_intake import UpdateIntake, UpdateScoring, representative
 from pixelis.actors.update_queue import TASK_COUNTS, QueuedTask, Rehearsal, UpdateQueue
 from pixelis.config import Config
@@ -79,12 +80,16 @@ class Evolution:
             config, self.queue, self.promotion, traffic, self.review_queue, self.scoring, pictures
         )
         self.rehearsal = Rehearsal(e, self.memory, pictures)
+        self.unlearning = None
+        if e.unlearn_s is not None:
+            self.unlearning = Unlearning(config, self.promotion, pictures, self.monitor.note)
         self.rate, self.beta = RateLimit(e.per_minute), AdaptiveKLController(e.guard)
         self.updates_at: deque[float] = deque(maxlen=1000)
         self.step = self.incarnation = 0
         self.failure, self.formed_at = "", 0.0
         self.current: RolloutBatch | None = None
         self.tasks: list[QueuedTask] = []
+        self.rehearsed: list[QueuedTask] = []
         self.traces: deque[str] = deque(maxlen=1000)
         """Requests that the next candidate has learnt from."""
         self.ranks_served: set[int] = set()
@@ -116,7 +121,7 @@ class Evolution:
             repeat(e.canary.watch_s, self.check_served, "checking the served version failed"),
             repeat(SAVE_S, self.queue.save_shares, "saving the shares of users failed"),
             repeat(due_s, self._approve_due, "approving due reviews failed"),
-            repeat(EXPIRE_S, self.intake.expire, "deleting old questions of the canary failed"),
+            repeat(EXPIRE_S, self._expire, "deleting what is old failed"),
         ]
         self.background = [asyncio.create_task(loop) for loop in loops]
 
@@ -159,7 +164,12 @@ class Evolution:
 
     async def forget(self, experience_ids: list[str]) -> int:
         self.rehearsal.forget(experience_ids)
-        return await self.intake.forget(experience_ids)
+        count = await self.intake.forget(experience_ids)
+        if self.unlearning is not None:
+            count += await asyncio.to_thread(self.unlearning.forget, experience_ids)
+            async with self.changed:
+                self.changed.notify_all()
+        return count
 
     async def report_metrics(self, metrics: dict[str, float], source: str = "") -> None:
         self.monitor.report(metrics, source)
@@ -181,6 +191,10 @@ class Evolution:
             self.step, self.learning, self.incarnation = step, True, random.getrandbits(48)
             self.failure = ""
             self.ranks_served.clear()
+            if self.unlearning is not None:
+                await asyncio.to_thread(self.unlearning.begin, step)
+                if self.current is not None and self.current.publish is not None:
+                    self.current, self.tasks = None, []  # of a repetition, which begins anew
             if self.current is not None:
                 self.current.step, self.current.restore = step, self.promotion.restore
             self.changed.notify_all()
@@ -200,10 +214,11 @@ class Evolution:
         if self._outdated(incarnation):  # the weights of a learner of an earlier incarnation are unknown
             raise InfraFailure("the Evolution actor was restarted", code="restarted", fix="call begin again")
         async with self.changed:
-            while not (self.intake.stopped or (step == self.step and self._ready(world))):
-                # Until a change, or until the rate limit allows an update
+            while not (self.intake.stopped or (step == self.step and await self._ready(world))):
+                # Until a change, until the rate limit allows an update, or until deletions are to be unlearnt
+                waits = [self.rate.wait_s(time.monotonic()), self.unlearning and self.unlearning.wait_s()]
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.changed.wait(), self.rate.wait_s(time.monotonic()) or None)
+                    await asyncio.wait_for(self.changed.wait(), min((w for w in waits if w), default=None))
             # Once one rank has its share all must get theirs, or the optimizer step would never end.
             if self.current is None or (self.intake.stopped and not self.ranks_served):
                 return None
@@ -211,16 +226,27 @@ class Evolution:
             batch = self.current
         return batch.share(rank, world)
 
-    def _ready(self, world: int) -> bool:
+    async def _ready(self, world: int) -> bool:
         """Form the batch of this step if possible; True if there is one, or if there will be none."""
         now, draining = time.monotonic(), self.intake.draining
         may_form = self.current is None and not self.intake.paused and self.rate.wait_s(now) == 0
+        if may_form and self.unlearning is not None:
+            if not draining and (batch := await self.unlearning.next_batch(self.step)) is not None:
+                self.current, self.tasks, self.rehearsed = batch, [], []
+                return True
+            may_form = not self.unlearning.is_unfinished
+            if draining and not may_form:
+                self.counts["left_over"] += len(self.queue.remove(lambda item: True))
+                return True
         if may_form and (chosen := self.queue.ready(world if draining else self.settings.batch)):
             rehearsed = self.rehearsal.take(self.promotion.withdrawn, self.intake.forgotten)
             self.current, self.tasks = self.queue.batch(
                 chosen, self.promotion.served, self.beta.beta, rehearsed
             )
+            self.rehearsed = rehearsed
             self.rehearsal.prepare(self.queue.shares.user_cap(now))
+            if self.unlearning is not None and self.unlearning.must_reset(self.step):
+                self.promotion.restore = self.promotion.served
             self.current.step, self.current.restore = self.step, self.promotion.restore
             self.formed_at = time.time()
             self.rate.allow(now)
@@ -252,11 +278,35 @@ class Evolution:
             return StepResult()
         metrics, incarnation = metrics or {}, self.incarnation
         skipped = bool(metrics.get("evolve/skipped"))
-        if "evolve/kl" in metrics:
+        repeats = self.current is not None and self.current.publish is not None
+        if "evolve/kl" in metrics and not repeats:
             self.beta.update(metrics["evolve/kl"])
             await self.monitor.alert({"update_kl": metrics["evolve/kl"]})
         if self.current is not None:
             self.promotion.learner_reset(self.current.restore)
+        boundary = None
+        if self.unlearning is not None and self.current is not None:
+            new, rehearsed = self.tasks, self.rehearsed
+            boundary = await self.unlearning.record(self.current, new, rehearsed, self.intake.forgotten)
+        if self.unlearning is not None and repeats:
+            promoted = await self.unlearning.advance(version)
+        else:
+            await self._learnt(step, metrics, skipped)
+            promoted = version is not None and await self.candidate(version)
+        async with self.changed:
+            self.counts["skipped" if skipped else "updates"] += 1
+            self.updates_at.append(time.monotonic())
+            if incarnation == self.incarnation:  # else another learner has begun meanwhile
+                self.step, self.current, self.tasks = step + 1, None, []
+                self.ranks_served.clear()
+                self.changed.notify_all()
+            elif promoted and self.promotion.served == version:
+                self.promotion.restore = version  # the new learner started from the version before
+        base = self.promotion.base if self.promotion.restore is None else None
+        return StepResult(boundary=boundary, state={"base": base, "beta": self.beta.state()})
+
+    async def _learnt(self, step: int, metrics: dict[str, float], skipped: bool) -> None:
+        """Note an update of the current tasks wherever it counts."""
         tasks, sources = [item.task for item in self.tasks], [item.source for item in self.tasks]
         await self.monitor.note_update(step, tasks, sources, metrics, skipped)
         traces = [task.trace for task in tasks]
@@ -269,18 +319,6 @@ class Evolution:
             if self.memory is not None:
                 self.memory.learnt([task.experience_id for task in tasks if task.experience_id])
         await self.scoring.advance(step)
-        promoted = version is not None and await self.candidate(version)
-        async with self.changed:
-            self.counts["skipped" if skipped else "updates"] += 1
-            self.updates_at.append(time.monotonic())
-            if incarnation == self.incarnation:  # else another learner has begun meanwhile
-                self.step, self.current, self.tasks = step + 1, None, []
-                self.ranks_served.clear()
-                self.changed.notify_all()
-            elif promoted and self.promotion.served == version:
-                self.promotion.restore = version  # the new learner started from the version before
-        base = self.promotion.base if self.promotion.restore is None else None
-        return StepResult(state={"base": base, "beta": self.beta.state()})
 
     def _outdated(self, incarnation: int | None) -> bool:
         return not self.learning or (incarnation is not None and incarnation != self.incarnation)
@@ -288,6 +326,8 @@ class Evolution:
     async def candidate(self, version: int) -> bool:
         if self.intake.stopped:
             return False
+        if self.unlearning is not None:
+            await asyncio.to_thread(self.unlearning.publish, version)
         shares = self.queue.shares.published()
         await self.queue.save_shares()
         offered_at = time.time()
@@ -318,8 +358,6 @@ class Evolution:
         await self._pause(by, True)
 
     async def resume(self, by: str) -> None:
-        """Learn again, from new tasks and with a new baseline of the collapse detector."""
-        self.intake.collapse.reset()
         await self._pause(by, False)
 
     async def _pause(self, by: str, paused: bool) -> None:
@@ -356,7 +394,6 @@ class Evolution:
         return fell
 
     async def _rolled_back(self) -> None:
-        self.intake.collapse.reset()
         await self._drop_withdrawn()
         await self.monitor.alert({"rollback": 1.0})
 
@@ -444,8 +481,8 @@ class Evolution:
             "queue": counts["queue"],
             "beta": self.beta.beta,
             "mean_kl": self.beta.mean_kl,
-            "collapse": self.intake.collapse.stats(),
             "shares": self.queue.shares.stats(time.monotonic()),
+            "unlearning": self.unlearning.stats() if self.unlearning is not None else {},
             "review": await asyncio.to_thread(self.review_queue.stats),
             "generators": promotion.router.stats(),
             "health": self._health(),
@@ -471,7 +508,6 @@ class Evolution:
         result = {
             "queue_size": float(len(self.queue)),
             "queue_fill": len(self.queue) / self.settings.queue,
-            "vote_collapsed": float(self.intake.collapse.collapsed),
             "unusable_tasks": float(self.intake.unusable),
             "unclear_tasks": float(self.intake.unclear),
             "updates": float(self.counts["updates"]),
@@ -482,6 +518,11 @@ class Evolution:
         if self.beta.mean_kl is not None:
             result["mean_kl"] = self.beta.mean_kl
         return result
+
+    async def _expire(self) -> None:
+        await self.intake.expire()
+        if self.unlearning is not None:
+            await asyncio.to_thread(self.unlearning.expire)
 
     async def _approve_due(self) -> None:
         after = self.settings.review.approve_after_s

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from pixelis.records import PolicyVersion, VersionStatus
 class PolicyStore:
     """Monotone versions of the weights; version 0 is the adapter of ``initial``, or the bare model.
 
-    Keeps all records, and the weights of version 0, the last ``rollback`` promoted and the newest ``keep``
-    versions. A candidate (``promote=False``) is not served until ``promote`` is called. Raises BadInput ``damaged``
+    Keeps all records, and the weights of version 0, of pinned ones, the last ``rollback`` promoted and the newest
+    ``keep`` versions. A candidate (``promote=False``) is not served until ``promote`` is called. Raises BadInput ``damaged``
     if the records are damaged or gone.
     """
 
@@ -110,7 +111,8 @@ class PolicyStore:
         number, and the repeated run must draw what an uninterrupted one draws.
         """
         equal = [record for record in self.list() if record.sha256 == digest]
-        servable = [record for record in equal if record.status is not VersionStatus.ROLLED_BACK]
+        removed = VersionStatus.ROLLED_BACK, VersionStatus.UNLEARNT
+        servable = [record for record in equal if record.status not in removed]
         if not servable and equal and promote:
             equal[-1].status = VersionStatus.PROMOTED
             servable = equal
@@ -143,7 +145,9 @@ class PolicyStore:
     def _save(self) -> None:
         promoted = [v.version for v in self.list() if v.status is VersionStatus.PROMOTED]
         retained = {0, *promoted[-self.rollback :], *sorted(self.versions)[-self.newest :]}
-        for version in set(self.versions) - retained:
+        retained |= {v.version for v in self.list() if v.pinned}
+        unlearnt = {v.version for v in self.list() if v.status is VersionStatus.UNLEARNT}
+        for version in set(self.versions) - retained | unlearnt:
             self.refs.pop(version, None)
             self.streams.pop(version, None)
             shutil.rmtree(self._path(version), ignore_errors=True)
@@ -185,6 +189,17 @@ class PolicyStore:
         self._record(version, weights=False).status = VersionStatus.ROLLED_BACK
         self._save()
         return self.promoted()
+
+    def unlearn(self, versions: Sequence[int]) -> None:
+        """Remove the weights of versions that have learnt from deleted tasks."""
+        for version in versions:
+            self.versions[version].status = VersionStatus.UNLEARNT
+        self._save()
+
+    def pin(self, version: int) -> None:
+        """Keep the weights of a version: recorded updates begin from them."""
+        self.versions[version].pinned = True
+        self._save()
 
     def _record(self, version: int, weights: bool = True) -> PolicyVersion:
         record = self.versions.get(version)

@@ -89,10 +89,11 @@ class Promotion:
 
     # -- candidates
 
-    async def offer(self, version: int, shares: dict[str, Any] | None = None) -> bool:
+    async def offer(self, version: int, shares: dict[str, Any] | None = None, replaces: bool = False) -> bool:
         """Judge a candidate and promote or refuse it; True if it serves now.
 
-        If the canary fails or is inconclusive, it stays a candidate and the learner continues from it.
+        If the canary fails or is inconclusive, it stays a candidate and the learner continues from it. One that
+        ``replaces`` versions whose tasks were deleted needs no evidence: it is refused only for a fall.
         """
         record = await self._record(version)
         if record.status is not VersionStatus.CANDIDATE:
@@ -106,6 +107,8 @@ class Promotion:
             if self.canary is not None and self.restore is None:
                 try:
                     decision, scores = await self._judge(version)
+                    if replaces and decision.waits:
+                        decision = replace(decision, promote=True)
                 except BadInput as error:  # the engine cannot load these weights
                     refused = error.code
                 except (PixelisError, RayError) as error:
@@ -115,7 +118,7 @@ class Promotion:
             async with self.transition:
                 if self.restore is not None or self.served != before:
                     refused = "made from withdrawn weights"
-                elif decision is not None and decision.waits:
+                elif decision is not None and decision.waits and not decision.promote:
                     details = {"version": version, "served": self.served}
                     await self.note("promotion", "canary", "wait", "skipped", details)
                     return False
@@ -279,6 +282,15 @@ class Promotion:
                 self.unjudged = False
                 self._save()
             return fell
+
+    async def was_promoted(self, version: int) -> bool:
+        return (await self._record(version)).status is VersionStatus.PROMOTED
+
+    async def unlearn(self, versions: Sequence[int]) -> None:
+        """Remove the weights of versions that must not be served again."""
+        async with self.transition:
+            await self.store.unlearn.remote(list(versions))
+            self.withdrawn -= set(versions)
 
     # -- state
 

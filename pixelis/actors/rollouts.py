@@ -41,7 +41,8 @@ class RolloutBatch:
     """A learner batch: groups with advantages, and references to the views of each.
 
     ``numbers`` of the questions; ``state`` to resume after it; ``options`` of the optimizer step, which
-    starts from the weights of version ``restore`` if that is set.
+    starts from the weights of version ``restore``, or from the checkpoint ``resume``, if that is set. ``publish``:
+    whether its weights are published; None: if they are due.
     """
 
     step: int
@@ -53,6 +54,8 @@ class RolloutBatch:
     metrics: dict[str, float] = field(default_factory=dict)
     options: dict[str, float] = field(default_factory=dict)
     restore: int | None = None
+    resume: str | None = None
+    publish: bool | None = None
 
     def share(self, rank: int, world: int) -> RolloutBatch:
         """Whole groups for worker ``rank`` of ``world``, so that all have about equally many tokens."""

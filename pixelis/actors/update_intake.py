@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import logging
 import time
@@ -21,7 +20,6 @@ from pixelis.actors.promotion import Promotion
 from pixelis.actors.update_queue import QueuedTask, UpdateQueue
 from pixelis.config import Config
 from pixelis.errors import InfraFailure
-from pixelis.evolution.collapse import Collapse
 from pixelis.evolution.gate import ClearShare, needs_review
 from pixelis.evolution.privacy import clean_png, redact, redact_record
 from pixelis.evolution.review_queue import ReviewQueue
@@ -65,7 +63,6 @@ class UpdateIntake:
         self.scoring, self.pictures, self.counts = scoring, pictures, queue.counts
         self.traffic, self.questions = traffic, NearQuestions()
         self.traffic.load(self.questions.group)
-        self.collapse = Collapse(config.evolution.vote)
         self.clear = ClearShare(config.evolution.vote)
         self.forgotten: dict[str, None] = {}
         """Ids of deleted experiences, in order."""
@@ -105,12 +102,12 @@ class UpdateIntake:
         except RayError:
             return self._drop("lost")
         first = next(iter(arrays.get(task.trajectories[0].id, [])), None)
-        if verdict is not None:
-            prompt = hashlib.sha256(question.conversation.encode() if question is not None else b"")
-            prompt.update(first.tobytes() if first is not None else b"")
-            if self.collapse.add(verdict, prompt.hexdigest()):
-                return self._drop("collapsed")
         task = await self.scoring.score(task, views, question, step)
+        if self.settings.unlearn_s is not None:  # it will be recorded
+            storable = await asyncio.to_thread(without_private, task)
+            if storable is None:
+                return self._drop("private")
+            task = storable
         if not self.queue.usable(task):
             self.unusable += 1
             return self._drop("unusable")
@@ -299,20 +296,25 @@ def _put_for_review(
     question: Question,
     views: Mapping[str, Sequence[np.ndarray]],
 ) -> bool:
-    """Store a redacted update until a person decides; False if too little of it may be stored.
-
-    Trajectories whose tokens spell redacted text are left out: nothing may be learnt from them.
-    """
-    pairs = [(redact_record(original), original) for original in task.trajectories]
-    usable = [redacted for redacted, original in pairs if redacted.token_ids() == original.token_ids()]
-    if len(usable) < MIN_TRAJECTORIES:
+    """Store a redacted update until a person decides; False if too little of it may be stored."""
+    storable = without_private(task)
+    if storable is None:
         return False
-    task = task.model_copy(update={"trajectories": usable, "pseudo_label": redact(task.pseudo_label)})
+    trajectories = [redact_record(trajectory) for trajectory in storable.trajectories]
+    task = storable.model_copy(
+        update={"trajectories": trajectories, "pseudo_label": redact(task.pseudo_label)}
+    )
     shown = representative(task)
     pictures = {image.id: clean_png(view) for image, view in zip(shown.images, views[shown.id], strict=True)}
-    kept = {t.id: views[t.id] for t in usable}
+    kept = {t.id: views[t.id] for t in trajectories}
     reviews.put(task, redact_record(verdict), redact_record(question), pictures, kept)
     return True
+
+
+def without_private(task: UpdateTask) -> UpdateTask | None:
+    """The task without trajectories whose tokens spell personal data; None if too few are left to learn from."""
+    usable = [t for t in task.trajectories if redact_record(t).token_ids() == t.token_ids()]
+    return task.model_copy(update={"trajectories": usable}) if len(usable) >= MIN_TRAJECTORIES else None
 
 
 def representative(task: UpdateTask) -> Trajectory:

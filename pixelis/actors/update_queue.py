@@ -32,7 +32,7 @@ from pixelis.rewards.vote import called_wrong
 
 log = logging.getLogger(__name__)
 TASK_COUNTS = (
-    "received", "handed", "refused", "paused", "unclear", "collapsed", "withdrawn", "disowned", "private", "lost", "unusable",
+    "received", "handed", "refused", "paused", "unclear", "withdrawn", "disowned", "private", "lost", "unusable",
     "left_over", "held_out", "repeated",
 )  # fmt: skip
 """Tasks by outcome, beside those dropped from a full queue and those in review."""

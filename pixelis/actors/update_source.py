@@ -62,6 +62,9 @@ class UpdateSource(RolloutSource):
             (ref,) = ray.get(self.weights.store.get.remote(share.restore))
             self.trainer.reset_to(ray.get(ref))
             self.weights.unpublished = 0
+        elif share.resume is not None:
+            self.trainer.restore(share.resume, verify=False)
+        self.weights.ordered = share.publish
         views = fetch(share.views)
         samples = samples_of(share.groups, views)
         if self.settings.words:

@@ -151,9 +151,14 @@ class CandidatePublisher(WeightPublisher):
     def __init__(self, store: ActorHandle, every: int):
         super().__init__(store, "evolve", every, promote=False)
         self.unpublished = 0
+        self.ordered: bool | None = None
+        """Whether to publish the next update, None: if it is due."""
 
     def due(self, trainer: Trainer, metrics: dict[str, float]) -> bool:
         """Also after a skipped update: those before it have used up the allowed KL to the served policy."""
+        if self.ordered is not None:
+            self.unpublished = 0
+            return self.ordered
         skipped = bool(metrics.get("evolve/skipped"))
         self.unpublished += not skipped
         is_due = self.unpublished >= self.every or (skipped and self.unpublished > 0)

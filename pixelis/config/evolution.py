@@ -19,9 +19,6 @@ class VotingConfig(Section):
     trajectory: answers weighted by how alike the operations of their trajectories are"""
     abstain: Share = 0.0
     """minimum share of the votes (trajectory: minimum confidence), below which the agent abstains"""
-    collapse: float = Field(0.25, ge=0, lt=1)
-    """stop updates when the answers other than the most frequent one win at most this fraction as often as in
-    the first 64 requests; 0: never"""
     calibration: tuple[float, float] | None = None
     """slope and intercept by which confidence becomes the probability of a right answer, 1 / (1 + exp(-(slope
     x confidence + intercept))), as `pixelis answer --calibrate` fits them to labelled questions; unset:
@@ -160,6 +157,9 @@ class EvolutionConfig(Section):
     """fixed: always lr; confidence: lr x (1 - mean confidence of the batch)"""
     ema: float = Field(0.0, ge=0, lt=1)
     """decay of the moving average of adapters that is served; 0: serve the newest"""
+    unlearn_s: NonNegativeFloat | None = None
+    """seconds after a deletion at which the updates since what was deleted are repeated without it, so that
+    the weights lose it too; updates are then recorded for memory.retention_days; unset: weights keep it"""
     guard: GuardConfig = GuardConfig()
     canary: CanaryConfig = CanaryConfig()
     review: ReviewConfig = ReviewConfig()

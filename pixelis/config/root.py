@@ -172,6 +172,8 @@ class Config(Section):
         if not (self.memory.enabled and self.memory.pictures):
             if self.evolution.rehearse:
                 yield "evolution.rehearse draws from the memory: set memory.enabled and memory.pictures"
+            if self.evolution.unlearn_s is not None:
+                yield "evolution.unlearn_s records updates: set memory.enabled and memory.pictures"
             if self.evolution.words:
                 yield "evolution.words asks about stored pictures: set memory.enabled and memory.pictures"
         if self.evaluate.direct and not self.toolbox.has_tools:

@@ -43,7 +43,6 @@ BUILT_IN = (
     ThresholdConfig(metric="gated_votes", over=99.0, cooldown_s=3600.0),
     ThresholdConfig(metric="p99_latency", over=2.0, cooldown_s=600.0),
     ThresholdConfig(metric="rollback", over=0.0, severity="critical", cooldown_s=0.0),
-    ThresholdConfig(metric="vote_collapsed", over=0.0, severity="critical", cooldown_s=600.0),
     ThresholdConfig(metric="unusable_tasks", over=15.0, severity="critical", cooldown_s=600.0),
     ThresholdConfig(metric="unclear_tasks", over=15.0, cooldown_s=3600.0),
     ThresholdConfig(metric="update_kl", over=0.2),

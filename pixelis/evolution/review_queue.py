@@ -7,25 +7,20 @@ stays.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import sqlite3
-import threading
 import time
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from pixelis.config import RewardsConfig
-from pixelis.errors import BadInput, InfraFailure
+from pixelis.errors import BadInput
 from pixelis.evolution.privacy import redact, redact_record
+from pixelis.evolution.sqlite_file import DELETE_UNUSED_BLOBS, Blobs, SqliteFile, add_array, add_png, array_of
 from pixelis.evolution.updates import relabel, speaking_for, unlabelled
-from pixelis.memory.database import DURABLE, connect
 from pixelis.records import Feedback, Question, Record, Trajectory, UpdateTask, Verdict
 from pixelis.rewards.vote import agrees, contradicts
 
@@ -37,7 +32,6 @@ CREATE TABLE IF NOT EXISTS reviews (
     decided_at REAL, reviewer TEXT NOT NULL DEFAULT '', comment TEXT NOT NULL DEFAULT '', answer TEXT
 );
 CREATE INDEX IF NOT EXISTS by_state ON reviews (state, created_at);
-CREATE TABLE IF NOT EXISTS blobs (hash TEXT PRIMARY KEY, shape TEXT NOT NULL, data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS parts (
     review TEXT NOT NULL REFERENCES reviews (id) ON DELETE CASCADE, kind TEXT NOT NULL, name TEXT NOT NULL,
     place INTEGER NOT NULL, hash TEXT NOT NULL REFERENCES blobs (hash), PRIMARY KEY (review, kind, name, place)
@@ -72,7 +66,7 @@ class Review(Record):
     answer: str | None = None
 
 
-class ReviewQueue:
+class ReviewQueue(SqliteFile):
     """The queue in the file ``path``. Thread-safe; methods raise InfraFailure ``review_queue``.
 
     ``rewards`` score a task whose label a reviewer corrects. A decision removes reviews decided more than
@@ -80,20 +74,8 @@ class ReviewQueue:
     """
 
     def __init__(self, path: str | Path, rewards: RewardsConfig | None = None, keep_days: float = 90.0):
-        self.path, self.rewards, self.keep_s = Path(path), rewards or RewardsConfig(), keep_days * 86_400
-        self.lock = threading.RLock()
-        with self._failures():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self.path, os.O_CREAT, 0o600))
-            self.store = connect(self.path, check_same_thread=False)
-            self.store.row_factory = sqlite3.Row
-            for pragma in DURABLE:
-                self.store.execute(f"PRAGMA {pragma}")
-            self.store.executescript(TABLES + "PRAGMA user_version=1;")
-
-    def close(self) -> None:
-        with self.lock:
-            self.store.close()
+        super().__init__(path, TABLES, "review_queue")
+        self.rewards, self.keep_s = rewards or RewardsConfig(), keep_days * 86_400
 
     # -- writing
 
@@ -110,14 +92,13 @@ class ReviewQueue:
         Question and verdict must be redacted. ``pictures``: PNG bytes by image id of the shown trajectory;
         ``views``: uint8 arrays by trajectory id, one for each image.
         """
-        blobs: dict[str, tuple[str, bytes]] = {}
+        blobs: Blobs = {}
         parts: list[tuple[str, str, str, int, str]] = []
         for name, png in pictures.items():
-            parts.append((task.id, "picture", name, 0, _add_blob(blobs, "png", png)))
+            parts.append((task.id, "picture", name, 0, add_png(blobs, png)))
         for trajectory in task.trajectories:
             for place, view in enumerate(views[trajectory.id]):
-                shape = ",".join(map(str, view.shape))
-                parts.append((task.id, "view", trajectory.id, place, _add_blob(blobs, shape, view.tobytes())))
+                parts.append((task.id, "view", trajectory.id, place, add_array(blobs, view)))
         media = [m.model_copy(update={"uri": f"stored:{m.id}", "frames": None}) for m in question.media]
         stored_question = unlabelled(question).model_copy(update={"media": media})
         redacted = [without_tokens(redact_record(trajectory)) for trajectory in task.trajectories]
@@ -130,10 +111,7 @@ class ReviewQueue:
                 (task.id, task.created_at, task.experience_id, *records),
             ).rowcount
             if inserted:
-                self.store.executemany(
-                    "INSERT OR IGNORE INTO blobs VALUES (?,?,?)",
-                    [(key, *blob) for key, blob in blobs.items()],
-                )
+                self._put(blobs)
                 self.store.executemany("INSERT INTO parts VALUES (?,?,?,?,?)", parts)
         return bool(inserted)
 
@@ -158,9 +136,7 @@ class ReviewQueue:
         review = self.get(id)
         views: dict[str, list[np.ndarray]] = {t.id: [] for t in review.task.trajectories} if review else {}
         for row in self._parts(id, "view"):
-            shape = [int(side) for side in row["shape"].split(",")]
-            pixels = np.frombuffer(zlib.decompress(row["data"]), np.uint8)
-            views[row["name"]].append(pixels.reshape(shape).copy())
+            views[row["name"]].append(array_of(row))
         return views
 
     def dispute(self, experience_id: str, feedback: Feedback) -> int:
@@ -284,48 +260,16 @@ class ReviewQueue:
         """Change the reviews of each value; returns their number. Nothing removed stays in the files."""
         with self._transaction():
             count = sum(self.store.execute(sql, (value,)).rowcount for value in values)
-            self.store.execute("DELETE FROM blobs WHERE hash NOT IN (SELECT hash FROM parts)")
+            self.store.execute(DELETE_UNUSED_BLOBS)
         if count:
             self._truncate_wal()
         return count
 
-    def _truncate_wal(self) -> None:
-        self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
-
     # -- SQLite
-
-    def _rows(self, sql: str, values: tuple = ()) -> list[sqlite3.Row]:
-        with self._failures(), self.lock:
-            return self.store.execute(sql, values).fetchall()
 
     def _parts(self, id: str, kind: str) -> list[sqlite3.Row]:
         stored = "SELECT name, shape, data FROM parts JOIN blobs USING (hash)"
         return self._rows(f"{stored} WHERE review = ? AND kind = ? ORDER BY name, place", (id, kind))
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._failures(), self.lock, self.store:
-            self.store.execute("BEGIN IMMEDIATE")
-            yield
-
-    @contextmanager
-    def _failures(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError) as error:
-            raise InfraFailure(
-                f"the review queue {self.path} failed: {error}",
-                code="review_queue",
-                fix="check the disk and its free space; move a damaged file away",
-            ) from error
-
-
-def _add_blob(blobs: dict[str, tuple[str, bytes]], shape: str, data: bytes) -> str:
-    """Add a blob, compressed unless it is a PNG, under the hash of shape and content, which is returned."""
-    key = hashlib.sha256(shape.encode() + b"\0" + data).hexdigest()
-    if key not in blobs:
-        blobs[key] = (shape, data if shape == "png" else zlib.compress(data, 1))
-    return key
 
 
 def without_tokens(trajectory: Trajectory) -> Trajectory:

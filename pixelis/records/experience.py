@@ -126,6 +126,7 @@ class VersionStatus(enum.StrEnum):
     CANDIDATE = "candidate"
     PROMOTED = "promoted"
     ROLLED_BACK = "rolled_back"
+    UNLEARNT = "unlearnt"
 
 
 class PolicyVersion(Record):
@@ -134,6 +135,7 @@ class PolicyVersion(Record):
     sha256: str = ""
     bytes: int = 0
     status: VersionStatus = VersionStatus.CANDIDATE
+    pinned: bool = False
     stage: str = ""
     step: int = 0
     created_at: float = 0.0

@@ -93,7 +93,7 @@ def service(deployed: Deployed, tmp_path: Path) -> Iterator[Service]:
     overrides = ["serve.replicas=2", "serve.max_queue=16", "serve.timeout_s=20", "serve.per_minute=100000"]
     overrides += ["engine.workers=2", "engine.max_num_seqs=8", "memory.cpus=0", "memory.shards=2"]
     overrides += ["memory.write_timeout_s=10", "evolution.queue=100000", "evolution.cold_start=0"]
-    overrides += ["evolution.canary.enabled=false", "evolution.vote.collapse=0", f"run.dir={tmp_path}"]
+    overrides += ["evolution.canary.enabled=false", f"run.dir={tmp_path}"]
     service = Service(load(None, overrides), deployed)
     yield service
     service.end()

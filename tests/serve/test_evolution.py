@@ -237,7 +237,7 @@ def test_a_service_that_can_learn_nothing_raises_an_alert(place: Callable[..., P
 
 
 def test_nothing_is_learnt_from_a_user_whose_votes_are_rarely_clear(place: Callable[..., Placed]) -> None:
-    placed = place("evolution.alerts.every_s=0.05", "evolution.vote.collapse=0", "evolution.queue=100")
+    placed = place("evolution.alerts.every_s=0.05", "evolution.queue=100")
     verdict = Verdict(answer="7", confidence=0.75, strategy="majority", votes=[Vote(answer="7")])
     views = GroupViews(ray.put({}))
 
@@ -471,14 +471,3 @@ def test_feedback_and_a_pause_remove_tasks_from_the_queue(
     assert submit(placed.actor, "e") == [True]
     orders = [e["action"] for e in placed.call("recent_audit", 50) if e["event"] == "pause"]
     assert orders == ["resume", "pause"]
-
-
-def test_a_vote_that_collapses_teaches_nothing(place: Callable[..., Placed], bare_store: ActorHandle) -> None:
-    placed = place(store=bare_store)
-    placed.call("begin", 0, {"base": 0}, 0)
-    for number, answer in enumerate("12345678" * 8 + "9" * 60):
-        verdict = Verdict(answer=answer, confidence=1.0, strategy="majority")
-        question = Question(id="v", question=f"nr {number}?")
-        placed.call("submit", task(f"v{number}"), GroupViews(ray.put({})), verdict, question)
-    assert placed.call("status")["collapse"]["collapsed"] == 1
-    assert placed.call("stats")["collapsed"] > 0

@@ -149,7 +149,6 @@ def learn_from(stream: list[tuple[Any, ...]], folder: Path, bad: tuple[int, ...]
             "evolution.per_minute=60000",
             "evolution.canary.watch_s=3600",
             "evolution.canary.risk=1",  # eight questions rule nothing out
-            "evolution.vote.collapse=0",
             "evolution.canary.traffic_share=0.25",
         ],
     )

@@ -18,7 +18,6 @@ const WORDS = {
   memory_usage: (value) => `${percent(value)} of the machine's memory is in use.`,
   p99_latency: (value) => `One reply in a hundred takes longer than ${number(value)} s.`,
   rollback: () => "The service went back to an earlier version. The audit log says why.",
-  vote_collapsed: () => "Learning has stopped: nearly all questions get the same answer. Look at the newest answers, then resume learning.",
   unusable_tasks: (value) => `Nothing could be learnt from the last ${plural(value, "answer")}.`,
   unclear_tasks: () => "Nothing is learnt at the moment: callers show what the model is rarely sure of, and where it is rarely sure, its votes are often wrong.",
   learner_failed: () => "The learner has failed. The service still answers, and learns nothing until the learner runs again.",

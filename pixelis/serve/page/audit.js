@@ -34,6 +34,8 @@ function sentence(event) {
       return d.correct === false ? "Called an answer wrong" : d.correct ? "Called an answer correct" : "Commented on an answer";
     case "deletion":
       return `Deleted ${plural(d.count ?? 0, "stored answer")}`;
+    case "unlearning":
+      return `Repeated ${plural(d.repeated ?? 0, "update")} without deleted answers`;
     case "pause":
       return event.action === "resume" ? "Resumed learning" : "Paused learning";
     default:

@@ -74,7 +74,7 @@ export function versionTable({ versions, served, canary, learnt, readOnly, order
       h("td", { "data-label": "Learnt from" }, v.version === 0 ? "nothing yet: the policy as it was trained" : first ? "nothing yet: where learning began" : source ? learntFrom(source) : "–"),
       h("td", { "data-label": "Test" }, judged ? testResult(judged) : v.version === 0 ? "the others are measured against it" : first ? "none: it answers as the version before" : "–"),
       h("td", { "data-label": "When" }, timeAgo(v.created_at)),
-      h("td", { class: "actions" }, readOnly || v.version === served ? null : back ? button("rollback", "Go back to this", true) : v.status !== "rolled_back" ? button("promote", "Serve this") : null));
+      h("td", { class: "actions" }, readOnly || v.version === served ? null : back ? button("rollback", "Go back to this", true) : !["rolled_back", "unlearnt"].includes(v.status) ? button("promote", "Serve this") : null));
   });
   const names = ["Version", "State", "Learnt from", "Test", "When"];
   return [h("div", { class: "wide" }, h("table", { class: "versions" },
@@ -93,5 +93,6 @@ function learntFrom(source) {
 function stateOf(v, served, judged) {
   if (v.version === served) return ["answers now", "right"];
   if (v.status === "rolled_back") return judged?.decision === "refuse" ? ["refused", "wrong"] : ["withdrawn", "wrong"];
+  if (v.status === "unlearnt") return ["removed: it had learnt deleted answers", ""];
   return v.status === "promoted" ? ["answered before", ""] : [v.status === "candidate" ? "not served" : asWords(v.status ?? ""), ""];
 }

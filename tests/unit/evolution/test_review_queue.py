@@ -229,7 +229,7 @@ def test_personal_data_is_redacted_and_removed_when_done(
 
 def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "review.db").write_bytes(b"no database " * 100)
-    with pytest.raises(InfraFailure, match="review queue"):
+    with pytest.raises(InfraFailure, match=r"review\.db failed"):
         ReviewQueue(tmp_path / "review.db")
 
 
