@@ -66,11 +66,17 @@ class Learner:
 
     def __init__(self, placed: Placed, config: Config, trainer: Trainer):
         self.placed, self.trainer, self.folder = placed, trainer, Path(config.run.dir)
+        self.initial = trainer.adapter()
         self.source = UpdateSource(config, placed.actor, CandidatePublisher(placed.store, 1))
         self.source.open(trainer, {}).__enter__()
         self.history: History = []
         self.published: dict[int, History] = {self.source.version: []}
         self.updates = 0
+
+    def start_again(self) -> None:
+        self.trainer.reset_to(self.initial)
+        self.trainer.batches = 0
+        self.source.begin({})
 
     def submit(self, *names: str) -> None:
         for name in names:
@@ -201,19 +207,26 @@ def test_rollbacks_between_are_repeated_too(learner: Learner) -> None:
         assert list((learner.folder / "phases").iterdir())
 
 
-def test_a_repetition_that_was_cut_off_begins_anew(learner: Learner) -> None:
+@pytest.mark.parametrize("steps", [0, 1, 3, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("dies", ["evolution", "learner"])
+def test_a_repetition_that_was_cut_off_begins_anew(learner: Learner, steps: int, dies: str) -> None:
     for number in range(4):
         learner.learn(f"ada-{number}", f"bob-{number}")
     served = learner.served()
     assert learner.placed.call("forget", ["bob-1"]) == 1
-    learner.step()
-    learner.step()
+    for _ in range(steps):
+        learner.step()
     assert learner.served() == served, "it is served once it is complete"
-    restart(learner.placed.actor)
+    if dies == "evolution":
+        restart(learner.placed.actor)
+    else:  # before its first checkpoint
+        learner.start_again()
     wait_until(lambda: learner.placed.call("status")["unlearning"]["due_s"] == 0)
     while not learner.events():
         learner.step()
     learner.history = [([t for t in tasks if t.experience_id != "bob-1"], o) for tasks, o in learner.history]
+    assert learner.served() == offline(learner.history)
+    learner.learn("cyd-1", "eve-1")
     assert learner.served() == offline(learner.history)
 
 
