@@ -171,10 +171,11 @@ class Unlearning:
 
     async def _plan(self) -> None:
         last = self._last()
-        repetition = self.journal.repetition(last, self._has_checkpoint)
+        repetition = await asyncio.to_thread(self.journal.repetition, last, self._has_checkpoint)
         self.journal.set_fact(REPEATING, last.id if last is not None and repetition is not None else None)
         self._set_due(None)
         if repetition is None:
+            await self._remove_tainted()
             return
         if repetition.start is None and repetition.origin is None:
             cause = "no state from before the deleted tasks is stored"
@@ -188,7 +189,7 @@ class Unlearning:
             self.actions.insert(0, (None, False))
 
     def _has_checkpoint(self, name: str) -> bool:
-        return checkpoint.latest(self.phases / name, verify=False) is not None
+        return checkpoint.latest(self.phases / name) is not None
 
     def _batch(self, step: int) -> RolloutBatch:
         assert self.repetition is not None
@@ -206,8 +207,8 @@ class Unlearning:
         elif self.repetition.start is None:
             batch.restore = self.repetition.origin
         else:
-            folder = checkpoint.latest(self.phases / (self.repetition.start.checkpoint or ""))
-            batch.resume = str(folder)
+            folder = self.phases / (self.repetition.start.checkpoint or "")
+            batch.resume = str(checkpoint.latest(folder, verify=False))
         return batch
 
     async def advance(self, version: int | None) -> bool:
@@ -228,7 +229,7 @@ class Unlearning:
             "version": version,
         }
         if promoted := await self._serve(version):
-            await self._replace(repetition)
+            await self._remove_tainted()
             outcome = "success"
         elif version in self.promotion.withdrawn:
             outcome = "refused"
@@ -247,11 +248,12 @@ class Unlearning:
         # The repeated updates lead to an earlier version
         return (await self.promotion.promote(version, "unlearning", force=True))["promoted"]
 
-    async def _replace(self, repetition: Repetition) -> None:
-        versions = {update.version for update in repetition.path if update.version is not None}
-        versions |= set(self.published)
+    async def _remove_tainted(self) -> None:
+        """Remove all updates and versions that learnt from deleted tasks, also those that were never served."""
+        updates = self.journal.tainted()
+        versions = {update.version for update in updates if update.version is not None}
         await self.promotion.unlearn(sorted(versions - {self.promotion.served}))
-        self._remove_checkpoints(self.journal.remove([update.id for update in repetition.path]))
+        self._remove_checkpoints(self.journal.remove([update.id for update in updates]))
 
     def _remove_checkpoints(self, names: Sequence[str]) -> None:
         for name in names:

@@ -162,6 +162,14 @@ class Journal(SqliteFile):
             update = self.get(update.parent)
         return path[::-1]
 
+    def tainted(self) -> list[Update]:
+        """The updates whose weights have learnt from deleted tasks."""
+        found = dict[int, Update]()
+        for update in map(_update, self._rows(f"{UPDATES} ORDER BY id")):
+            if update.incomplete or update.parent in found:
+                found[update.id] = update
+        return list(found.values())
+
     def tasks(self, id: int) -> list[JournalTask]:
         """The tasks of an update that are left, in their order."""
         result = []
