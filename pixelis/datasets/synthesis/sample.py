@@ -181,14 +181,19 @@ class Sample:
         return clamp(relative(to_root(chain(self.session.images, view)), box))
 
     def segment(
-        self, region: Region, what: str = "", locate: bool = False, point: Point | None = None
+        self,
+        region: Region,
+        what: str = "",
+        locate: bool = False,
+        point: Point | None = None,
+        aim: str = "segment",
     ) -> dict[str, Any]:
         """Segment an annotated thing, ``what``; ``outline_differs`` if the object is another one.
 
-        At a ``point``, or in its box or a point of ours.
+        At a ``point``, or in its box or a point of ours. The thought has an ``aim``.
         """
         description = self.description(region)
-        think = self.think("segment", what or description, where=self.position(region) if locate else "")
+        think = self.think(aim, what or description, where=self.position(region) if locate else "")
         truth = self.mask(region)
         place: dict[str, Any] = {"box": geometry.outward(geometry.grown(region.box, 0.04), self.grid)}
         if point is None and truth is not None and self.chance(POINT_SHARE):

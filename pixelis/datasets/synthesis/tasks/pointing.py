@@ -41,14 +41,14 @@ def _written(sample: Sample, name: str, place: Point | Box, target: str) -> str:
 # Pictures
 
 
-def _segment(sample: Sample, region: Region) -> dict[str, Any]:
+def _segment(sample: Sample, region: Region, aim: str = "segment") -> dict[str, Any]:
     """Ask about a point of a thing, and segment what is there."""
     mask = sample.mask(region)
     sample.require(mask is not None)
     assert mask is not None
     x, y = (round(v, 3) for v in geometry.inner_point(mask))
     sample.ask(place=_written(sample, "point", (x, y), region.media))
-    return sample.segment(region, "the object", point=(x, y))
+    return sample.segment(region, "the object", point=(x, y), aim=aim)
 
 
 def colour_at(sample: Sample) -> Demonstration:
@@ -107,7 +107,7 @@ def share_at(sample: Sample) -> Demonstration:
     region, _ = _of_some_size(sample)
     share = _share(sample, region)
     sample.require(share > 0.005)
-    segmented, (height, width) = _segment(sample, region), sample.picture(region).shape[:2]
+    segmented, (height, width) = _segment(sample, region, "cover"), sample.picture(region).shape[:2]
     answer = percent(segmented["area"] / (height * width)).removesuffix(" %")
     return sample.done_measured(answer, f"{100 * share:.4g}")
 
