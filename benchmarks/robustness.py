@@ -5,7 +5,7 @@
         [--questions 200] [--dir runs/robustness] [key=value ...]
 
 Asks the same held-out questions of the card world about clean pictures and about each of ImageNet-C's fifteen
-corruptions at five severities, and with operations of which a share fails, is slow, never returns or shows
+corruptions and occlusion at five severities, and with operations of which a share fails, is slow, never returns or shows
 another place and says nothing (`benchmarks.faulty_zoom`). Prints the accuracies, and by kind the difference
 to the clean pictures, paired by question, with its 95 % interval. Writes DIR/robustness.json and the heat map
 DIR/robustness.png. Sets that DIR has already are not measured again.

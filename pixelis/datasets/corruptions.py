@@ -1,4 +1,4 @@
-"""The fifteen corruptions of ImageNet-C: ``cards:?split=test&corruption=fog&severity=3``.
+"""The fifteen corruptions of ImageNet-C, and occlusion: ``cards:?split=test&corruption=fog&severity=3``.
 
 Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations"
 (ICLR 2019), with parameters for pictures of 224 pixels, unscaled. Glass blur moves all pixels at once, frost
@@ -215,6 +215,15 @@ def jpeg_compression(x: Pixels, quality: int, rng: np.random.Generator) -> Pixel
     return np.asarray(Image.open(file), np.float32) / 255
 
 
+def occlusion(x: Pixels, share: float, rng: np.random.Generator) -> Pixels:
+    """A grey rectangle of the picture's shape over a share of it, as in cutout (arXiv 1708.04552)."""
+    sides = [max(1, round(side * share**0.5)) for side in x.shape[:2]]
+    top, left = (int(rng.integers(whole - part + 1)) for whole, part in zip(x.shape, sides, strict=False))
+    result = x.copy()
+    result[top : top + sides[0], left : left + sides[1]] = 0.5
+    return result
+
+
 KINDS: dict[str, tuple[Callable[..., Pixels], tuple]] = {
     "gaussian_noise": (gaussian_noise, (0.08, 0.12, 0.18, 0.26, 0.38)),
     "shot_noise": (shot_noise, (60, 25, 12, 5, 3)),
@@ -243,5 +252,6 @@ KINDS: dict[str, tuple[Callable[..., Pixels], tuple]] = {
     ),
     "pixelate": (pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),
     "jpeg_compression": (jpeg_compression, (25, 18, 15, 10, 7)),
+    "occlusion": (occlusion, (0.05, 0.1, 0.2, 0.3, 0.4)),
 }
 """Function and parameters by severity of each kind."""
