@@ -100,6 +100,13 @@ function render(reply) {
   update("details", [reply.counts, status], () => details(reply, status));
 }
 
+/** When the weights lose what was deleted; null without a deletion to unlearn. */
+function unlearning({ due_s: dueS, repeated, updates } = {}) {
+  if (!isNumber(dueS) || dueS < 0) return null;
+  if (updates) return `update ${number(repeated + 1)} of ${number(updates)} is repeated without them`;
+  return dueS < 5400 ? `leave the model in ${Math.ceil(dueS / 60)} min` : `leave the model in ${Math.round(dueS / 3600)} h`;
+}
+
 /** Where the model stands: whether it learns, which version answers, and how to stop or undo its learning. */
 function statusCard(reply, status, served, versions) {
   const paused = status.paused === true;
@@ -121,6 +128,7 @@ function statusCard(reply, status, served, versions) {
       ["Stored answers", isNumber(experiences) ? number(experiences) : null],
       ["Waiting to be learnt from", isNumber(waiting) ? number(waiting) : null],
       ["Waiting for your review", isNumber(status.review?.waiting) ? number(status.review.waiting) : null],
+      ["Deleted answers", unlearning(status.unlearning)],
       ["Updates made", number(reply.updates ?? status.updates)],
       ["Users lately", isNumber(status.shares?.users) && status.shares.users ? number(status.shares.users) : null],
       ["Most that one may decide", isNumber(status.shares?.user_cap) && status.shares.users ? percent(status.shares.user_cap) : null],
