@@ -34,7 +34,7 @@ DIGITS = {
 SIX_OPERATIONS = {
     "example.jpg": "Which digit is in the red frame?",
     "example-words.jpg": "What is written in the upper left?",
-    "example-things.jpg": "What colour is the object at [592, 872]?",
+    "example-things.jpg": "What colour is the object at [600, 860]?",
     "example-clip.mp4": "Which digit is in the red frame at second 4?",
 }
 """Media of the test split of packaged:text, packaged:photos and packaged:digits?clip=yes, over the same photographs."""
