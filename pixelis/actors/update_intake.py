@@ -306,8 +306,13 @@ def _put_for_review(
     )
     shown = representative(task)
     pictures = {image.id: clean_png(view) for image, view in zip(shown.images, views[shown.id], strict=True)}
-    kept = {t.id: views[t.id] for t in trajectories}
-    reviews.put(task, redact_record(verdict), redact_record(question), pictures, kept)
+    reviews.put(
+        task,
+        redact_record(verdict),
+        redact_record(question),
+        pictures,
+        {t.id: views[t.id] for t in trajectories},
+    )
     return True
 
 

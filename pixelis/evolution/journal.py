@@ -164,11 +164,11 @@ class Journal(SqliteFile):
 
     def tainted(self) -> list[Update]:
         """The updates whose weights have learnt from deleted tasks."""
-        found = dict[int, Update]()
+        result = dict[int, Update]()
         for update in map(_update, self._rows(f"{UPDATES} ORDER BY id")):
-            if update.incomplete or update.parent in found:
-                found[update.id] = update
-        return list(found.values())
+            if update.incomplete or update.parent in result:
+                result[update.id] = update
+        return list(result.values())
 
     def tasks(self, id: int) -> list[JournalTask]:
         """The tasks of an update that are left, in their order."""
@@ -244,15 +244,14 @@ class Journal(SqliteFile):
         if expired:
             following = range(expired[-1], len(path))
             end = next((i for i in following if path[i].checkpoint), None)
-            gone = path[: expired[-1] + 1] if end is None else path[: end + 1]
-            old |= {update.id for update in gone}
-            if end is not None:  # its checkpoint is where repetitions begin
-                kept = path[end].id
-                old.remove(kept)
+            old |= {update.id for update in path[: (expired[-1] if end is None else end) + 1]}
+            if end is not None:  # its checkpoint is where repetitions begin; without it there is no beginning
+                old.remove(root := path[end].id)
                 with self._transaction():
-                    self.store.execute("DELETE FROM tasks WHERE update_id = ?", (kept,))
+                    self.store.execute("DELETE FROM tasks WHERE update_id = ?", (root,))
                     self.store.execute(
-                        "UPDATE updates SET parent = NULL, incomplete = 0 WHERE id = ?", (kept,)
+                        "UPDATE updates SET parent = NULL, origin = NULL, incomplete = 0 WHERE id = ?",
+                        (root,),
                     )
         return self.remove(sorted(old)) if old else []
 

@@ -112,6 +112,8 @@ def test_the_learners_position_skips_updates_that_it_lost(journal: Journal) -> N
 
 def test_old_updates_go_with_those_up_to_the_next_checkpoint(journal: Journal) -> None:
     ids = chain(journal, "a", "b", "c", "d")
+    with journal._transaction():  # the learner was reset before the update that becomes the first
+        journal.store.execute("UPDATE updates SET origin = 4 WHERE id = ?", (ids[2],))
     aside = chain(journal, "e", start=ids[0])
     journal.set_checkpoint(ids[0], "first")
     journal.set_checkpoint(ids[2], "second")
@@ -124,6 +126,9 @@ def test_old_updates_go_with_those_up_to_the_next_checkpoint(journal: Journal) -
     repetition = journal.repetition(last(journal, ids), lambda name: True)
     assert repetition is not None
     assert (repetition.start and repetition.start.id, repetition.updates) == (ids[2], [])
+    without = journal.repetition(last(journal, ids), lambda name: False)
+    assert without is not None
+    assert (without.start, without.origin) == (None, None), "a lost checkpoint is no other beginning"
 
 
 def test_what_is_older_than_the_retention_goes_without_a_checkpoint_too(journal: Journal) -> None:
