@@ -59,7 +59,7 @@ class AfterEpisode:
         self, config: Config, evolution: Callable[[], Awaitable[ActorHandle]] | None, counts: Counter[str]
     ):
         self.config, self.evolution, self.counts = config, evolution, counts
-        self.learns = evolution is not None and config.evolution.enabled and not config.serve.read_only
+        self.learns = evolution is not None and config.learns_online
         self.unclear: Counter[str] = Counter()
         """Verdicts below the gate by voter, since the voter's last task."""
         self.gated_in_a_row = 0

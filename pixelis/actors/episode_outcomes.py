@@ -53,7 +53,7 @@ class EpisodeOutcomes(AfterEpisode):
         memory: Memory | None,
     ):
         super().__init__(config, evolution, Counter())
-        self.memory = memory if config.memory.enabled and not config.serve.read_only else None
+        self.memory = memory if config.remembers else None
         self.waiting: dict[str, EndedEpisode] = {}
         """By the id of the episode, until its group is complete."""
 

@@ -25,7 +25,8 @@ from pixelis.actors.reservations import (
     describe_cluster,
     fitting_learners,
     learner_bundle,
-    reserved_learners,
+    requested_learners,
+    wait_reserved,
 )
 from pixelis.actors.train_job import TrainJob
 from pixelis.actors.train_loop import train_loop
@@ -67,8 +68,9 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
     from ray.train.v2.api import exceptions
 
     attempt = uuid.uuid4().hex
-    with reserved_learners(config, name) as room:
-        pass  # Ray Train would wait for its resources without a message
+    with requested_learners(config, name) as (groups, room):
+        # Ray Train would wait for its resources without a message
+        wait_reserved(groups, config.cluster.placement_timeout_s)
 
     def learners() -> dict[int, str]:
         event = events.last(config.run.dir, PLACED)

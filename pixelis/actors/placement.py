@@ -28,8 +28,8 @@ from pixelis.actors.reservations import (
     may_fit,
     preflight,
     release,
+    requested_learners,
     reserve,
-    reserved_learners,
     teacher_bundle,
     wait_reserved,
 )
@@ -91,7 +91,7 @@ def object_store_bytes(config: Config) -> tuple[int, int]:
 def _start(
     config: Config, actors: Actors, initial: str | None, more: int, teachers: Sequence[str]
 ) -> list[str]:
-    """Start the actors of a job and wait for room; returns the names of ``more`` generators for later.
+    """Request the actors of a job; returns the names of ``more`` generators for later.
 
     ``teachers``: models that score the policy's tokens.
     """
@@ -127,7 +127,6 @@ def _start(
     actors.coordinator = spawn(
         Coordinator, config, actors.names, scorers, states, elastic, streamed, num_cpus=0
     )
-    wait_reserved(actors.groups, config.cluster.placement_timeout_s)
     return elastic
 
 
@@ -179,13 +178,16 @@ def placed(
     actors = Actors(name=f"{config.run.name}-{job or uuid.uuid4().hex[:6]}")
     timeout_s = config.cluster.placement_timeout_s
     ended, joining = threading.Event(), None
+    learners: dict[str, PlacementGroup] = {}
     try:
         with ExitStack() as held:
             if learner and not config.engine.colocate:
-                # Before the generators, which could otherwise split the learners over nodes.
-                held.enter_context(reserved_learners(config))
+                # Before the generators, which could otherwise split the learners over nodes, but not waited
+                # for: an autoscaler then adds the nodes of both at once.
+                learners, _ = held.enter_context(requested_learners(config))
             teachers = config.rft.teacher.models if learner and not online else []
             elastic = _start(config, actors, initial, more, teachers)
+            wait_reserved({**learners, **actors.groups}, timeout_s)
         if learner:  # this process only waits now: import meanwhile what takes seconds
             threading.Thread(target=importlib.import_module, args=("ray.train.torch",), daemon=True).start()
         ready = {

@@ -93,13 +93,12 @@ def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False
             Need("scorer", config.rewards.workers, (bundle(config.rewards.cpus),)),
             Need("embedder", int(config.needs_embedder), embedder),
         ]
-    learns = online and not config.serve.read_only
-    if learns and config.memory.enabled:
+    if online and config.remembers:
         out += [
             Need("memory shard", config.memory.shards, (bundle(config.memory.cpus, config.memory.gpus),)),
             Need("embedder of the memory", 1, embedder),
         ]
-    if learns and config.evolution.enabled and canary.enabled:
+    if online and config.learns_online and canary.enabled:
         out.append(Need("canary with its toolboxes", 1, generator_bundles(config, canary.gpus)))
     if learner and rollouts and not online:
         models = config.rft.teacher.models
@@ -219,17 +218,15 @@ class Room(NamedTuple):
 
 
 @contextmanager
-def reserved_learners(config: Config, job: str = "") -> Iterator[Room]:
-    """Reserve the learners during the block: on one node if possible, colocated beside generators of `job`.
+def requested_learners(config: Config, job: str = "") -> Iterator[tuple[dict[str, PlacementGroup], Room]]:
+    """Request room for the learners during the block: on one node if possible, colocated beside generators of `job`.
 
-    Leave the block before Ray Train makes its own reservation. Raises InfraFailure after
-    `cluster.placement_timeout_s`.
+    Yields their group by role, for `wait_reserved`. Leave the block before Ray Train makes its own reservation.
     """
     group, room = _reserve_learners(config, config.learner.workers, job)
     try:
         role = "the learner" if room.workers == 1 else f"the group of {room.workers} learners"
-        wait_reserved({role: group}, config.cluster.placement_timeout_s)
-        yield room
+        yield {role: group}, room
     finally:
         release(group)
 

@@ -51,16 +51,16 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
     from pixelis.actors.generator_scaler import GeneratorScaler
     from pixelis.actors.memory_shard import place_shards
 
-    reservations.preflight(config, learner=config.evolution.enabled, rollouts=True, online=True)
+    reservations.preflight(config, learner=config.learns_online, rollouts=True, online=True)
     placed, prefix = ServingActors(), f"{config.run.name}-{job or uuid.uuid4().hex[:6]}"
     embedder = reservations.embedder_bundle(config)
     engine = {"num_cpus": embedder["CPU"], "num_gpus": embedder.get("GPU", 0)}
     try:
-        if config.memory.enabled and not config.serve.read_only:
+        if config.remembers:
             placed.names["memory"], placed.memory = place_shards(config, prefix)
             placed.names["embedder"] = name = f"{prefix}-embedder"
             placed.embedder = cluster.spawn(Embedder, config, name=name, **engine)
-        if config.evolution.enabled and not config.serve.read_only:
+        if config.learns_online:
             _start_evolution(config, actors, placed, prefix)
         roles = {
             "memory shard": placed.memory,

@@ -326,6 +326,16 @@ class Config(Section):
         return {key: name for key, name in names.items() if is_hub_id(name)}
 
     @property
+    def learns_online(self) -> bool:
+        """Whether a service updates its policy; a read-only one does not."""
+        return self.evolution.enabled and not self.serve.read_only
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a service stores experiences."""
+        return self.memory.enabled and not self.serve.read_only
+
+    @property
     def held_out(self) -> dict[str, str]:
         """The sources of an evaluation by name; `data.evaluate` alone has none."""
         return self.evaluate.sets or {"": self.data.evaluate}

@@ -169,7 +169,7 @@ class System:
             initial = config.policy.adapter
             # Fixed names, so that gateways find the actors of a restarted replica.
             placed = placement.placed(
-                config, learner=config.evolution.enabled, initial=initial, job="serve", online=True
+                config, learner=config.learns_online, initial=initial, job="serve", online=True
             )
             actors = self.stack.enter_context(placed)
             backend = self.stack.enter_context(online(config, actors, job="serve"))
@@ -221,8 +221,7 @@ def _config(arguments: dict[str, Any]) -> Config:
 
 def needs(config: Config) -> list[reservations.Need]:
     """What the service reserves. Raises BadConfig for a learning one with engine.colocate."""
-    learns = config.evolution.enabled and not config.serve.read_only
-    return reservations.needs(config, learner=learns, rollouts=True, online=True)
+    return reservations.needs(config, learner=config.learns_online, rollouts=True, online=True)
 
 
 def inputs(config: Config) -> Iterator[dry_run.Input]:
@@ -231,7 +230,7 @@ def inputs(config: Config) -> Iterator[dry_run.Input]:
     yield from dry_run.policy_inputs(config)
     yield from dry_run.deepspeed_inputs(config)
     canary = config.evolution.canary
-    if config.evolution.enabled and canary.enabled:
+    if config.learns_online and canary.enabled:
         yield dry_run.Input(
             "evolution.canary.questions", canary.questions, lambda _: canary_questions(canary)
         )
@@ -252,7 +251,7 @@ def main() -> None:
             run_folder(config),
             placement.placed(
                 config,
-                learner=config.evolution.enabled,
+                learner=config.learns_online,
                 initial=config.policy.adapter,
                 job=f"serve-{uuid.uuid4().hex[:6]}",
                 online=True,

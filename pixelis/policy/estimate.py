@@ -212,10 +212,9 @@ def check(
     if not config.policy.full:
         findings.append(_adapters(config, arch, job))
     findings += _context(config, arch, prompts, job)
-    writes = job == "serve" and not config.serve.read_only
-    if job in ("rft", "sft") or (writes and config.evolution.enabled):
+    if job in ("rft", "sft") or (job == "serve" and config.learns_online):
         findings += _training(config, arch, job, gpu_bytes)
-    if config.needs_embedder or (writes and config.memory.enabled):
+    if config.needs_embedder or (job == "serve" and config.remembers):
         activations = max(arch.layer_bytes(config.dialogue.max_context))
         parts = {"weights": weight_bytes(arch, config.policy.quantization), "activations": activations}
         if job != "sft":

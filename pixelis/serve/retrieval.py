@@ -76,7 +76,7 @@ class Retrieval:
     async def cold(self) -> bool:
         """Whether the memory holds fewer than ``evolution.cold_start`` experiences."""
         threshold = self.config.evolution.cold_start
-        if not (threshold and self.writes and self.config.evolution.enabled):
+        if not (threshold and self.writes and self.config.learns_online):
             return False
         assert self.memory is not None
         try:

@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Awaitable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,17 @@ def served(model: Path, log: Path, *flags: str, **environment: str) -> Iterator[
         process.wait(60)
 
 
+def generating(
+    model: Path, log: Path, dialogue: config.DialogueConfig, rank: int = 8
+) -> AbstractContextManager[str]:
+    """The address of a server that can be a generator."""
+    flags = ["--enable-lora", "--max-loras=2", f"--max-lora-rank={rank}", "--block-size=32"]
+    flags += ["--logprobs-mode=processed_logprobs", "--no-enable-chunked-prefill", "--max-logprobs=21"]
+    flags += [f"--max-model-len={dialogue.max_context}", "--enable-prompt-tokens-details"]
+    flags += ["--limit-mm-per-prompt", f'{{"image": {dialogue.max_images}, "video": 0}}']
+    return served(model, log, *flags, VLLM_ALLOW_RUNTIME_LORA_UPDATING="1")
+
+
 def start(
     name: str, folder: Path, policy: config.PolicyConfig, family: str, **values: Any
 ) -> Iterator[RunningEngine]:
@@ -115,16 +126,7 @@ def start(
 
             own = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             model = link_model(folder, own / "model", load_spec(folder), DIALOGUE.input.max_pixels)
-            flags = ["--enable-lora", "--max-loras=2", "--max-lora-rank=8", "--block-size=32"]
-            flags += [
-                "--logprobs-mode=processed_logprobs",
-                "--no-enable-chunked-prefill",
-                "--max-logprobs=21",
-            ]
-            flags += [f"--max-model-len={DIALOGUE.max_context}", "--enable-prompt-tokens-details"]
-            flags += ["--limit-mm-per-prompt", '{"image": 8, "video": 0}']
-            runtime = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-            url = stack.enter_context(served(model, own / "log", *flags, **runtime))
+            url = stack.enter_context(generating(model, own / "log", DIALOGUE))
             engine = VllmServerEngine(folder, policy, settings, DIALOGUE, url)
         else:
             pytest.importorskip("vllm", reason="vLLM's CPU build is not installed (make test installs it)")

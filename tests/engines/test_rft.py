@@ -10,7 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from running import generating
 
+from pixelis import config
+from pixelis.engines.vllm_files import link_model
+from pixelis.families.spec import load_spec
+from pixelis.policy.model_path import resolve
 from pixelis.telemetry import events
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -24,7 +29,7 @@ def generators(job: psutil.Process) -> list[psutil.Process]:
     return [process for process, name in names.items() if name.startswith("ray::") and "enerator" in name]
 
 
-def run(folder: Path) -> tuple[subprocess.Popen, Path, Path]:
+def run(folder: Path, *overrides: str) -> tuple[subprocess.Popen, Path, Path]:
     """Start a job of few steps with vLLM as the engine; returns its process, its run.dir and its log."""
     log, run_dir = folder / "log", folder / "run"
     settings = [
@@ -36,6 +41,7 @@ def run(folder: Path) -> tuple[subprocess.Popen, Path, Path]:
         "rft.group_size=4",
         "rft.loss.entropy=0.001",  # so that the learner also computes rollouts without an advantage
         "cluster.placement_timeout_s=400",
+        *overrides,
     ]
     command = [sys.executable, "-m", "pixelis.jobs.rft", "configs/nano/rft.yaml", *settings]
     with log.open("w", encoding="utf-8") as out:
@@ -78,4 +84,24 @@ def test_training_on_rollouts_of_vllm_survives_the_kill_of_its_generator(
     assert bool(victims) == bool(engines) == killed, text[-3000:]
     assert not alive, "vLLM outlived its generator"
     assert code == 0, text[-3000:]
+    check_steps(run_dir)
+
+
+@pytest.mark.timeout(900)
+def test_training_on_rollouts_of_a_server_that_is_already_there(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    recipe, nano = config.load(str(ROOT / "configs/nano/rft.yaml")), resolve("nano")
+    model = link_model(nano, tmp_path / "model", load_spec(nano), recipe.dialogue.input.max_pixels)
+    with generating(model, tmp_path / "server", recipe.dialogue, recipe.policy.lora.rank) as url:
+        own = [
+            "engine.name=vllm_server",
+            f"engine.urls=[{url}]",
+            f"engine.adapter_folder={tmp_path}/adapters",
+        ]
+        process, run_dir, log = run(tmp_path, *own)
+        try:
+            assert process.wait(800) == 0, log.read_text(encoding="utf-8")[-3000:]
+        finally:
+            process.terminate()
+            process.wait()
     check_steps(run_dir)

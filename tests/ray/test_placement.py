@@ -28,7 +28,7 @@ def run_on_nodes(tmp_path: Path, nodes: list[dict[str, float]], body: str) -> An
     from pixelis.actors import cluster as actors_cluster, placement, reservations
     from pixelis.config import load
     def config(*overrides):
-        return load(None, ["cluster.placement_timeout_s=8", "telemetry.progress=false", *overrides])
+        return load(None, ["cluster.placement_timeout_s=8", "telemetry.progress=false", "run.dir={tmp_path}", *overrides])
     actors_cluster.connect(config())
     try:
 {textwrap.indent(textwrap.dedent(body), "        ")}
@@ -96,7 +96,9 @@ def test_groups_devices_and_messages_on_two_nodes(tmp_path: Path) -> None:
 
         batch = ("rft.prompts_per_step=6", "sft.batch=6")
         for name, workers in (("fits one node", 2), ("needs two nodes", 3)):
-            with reservations.reserved_learners(config("learner.gpus=1", f"learner.workers={workers}", *batch)) as room:
+            learners = config("learner.gpus=1", f"learner.workers={workers}", *batch)
+            with reservations.requested_learners(learners) as (groups, room):
+                reservations.wait_reserved(groups, 8)
                 result[name] = room.strategy
 
         # The group of an actor that was killed outlives it; the next one of its name replaces it.
@@ -127,6 +129,25 @@ def test_groups_devices_and_messages_on_two_nodes(tmp_path: Path) -> None:
             reservations.release(group)
 
         result["what is left"] = reservations.fitting_learners(config("learner.gpus=1"), (8, 4, 2), 2)[:2]
+
+        # A job that does not fit asks for its learners and generators at once: an autoscaler adds all nodes together.
+        import threading
+        def start():
+            large = config("learner.gpus=2", "learner.workers=3", "engine.gpus=2", "engine.workers=3", "cluster.autoscaling=true",
+                           "policy.model=nano", *batch)
+            try:
+                with placement.placed(large):
+                    pass
+            except InfraFailure as error:
+                result["gang"] = str(error)
+        thread = threading.Thread(target=start)
+        thread.start()
+        result["requested"] = []
+        while thread.is_alive() and len(result["requested"]) < 2:
+            waiting = [g["bundles"] for g in placement_group_table().values() if g["state"] == "PENDING"]
+            result["requested"] = sorted(sum(b.get("GPU", 0) for b in bundles.values()) for bundles in waiting)
+            thread.join(0.2)
+        thread.join()
         """,
     )
     ids = [(*ids, node) for ids, _, node in result["generators"]]
@@ -149,3 +170,5 @@ def test_groups_devices_and_messages_on_two_nodes(tmp_path: Path) -> None:
     assert sorted(gpus[:2]) == sorted(gpus[2:])
     assert len(set(gpus)) == 2
     assert result["what is left"] == [4, "PACK"]
+    assert result["requested"] == [2, 6]  # two of the three generators fit
+    assert "the group of 3 learners does not fit: it needs" in result["gang"]
