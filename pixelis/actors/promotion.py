@@ -327,7 +327,7 @@ class Promotion:
 
     async def _restore(self) -> None:
         """Load the saved state. Without it the watch judges the served version anew, beside the one before."""
-        cause = f"{self.file} is gone"
+        cause = f"there is no {self.file}"
         try:
             with damaged_file(self.file, "nothing: versions are judged anew"):
                 if self._load():

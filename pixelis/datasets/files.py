@@ -11,7 +11,7 @@ import re
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
 from typing import IO, Any, NamedTuple, cast
 from urllib.parse import parse_qsl, urlencode
@@ -28,7 +28,6 @@ from pixelis.hub import fetch_dataset
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".tar")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 COLUMNS = ("question", "answer", "image")
-OPTIONS = ("format", "media", "scorer", "cache", "prompt", "shuffle_options", "split", "direct", *COLUMNS)
 CHUNK = 1 << 20
 """Characters read at a time from a JSON list, and bytes of a parquet column."""
 TOKEN = 16
@@ -78,6 +77,7 @@ class Source:
     shuffle_options: str | None = None
     split: str | None = None
     direct: str | None = None
+    typos: str | None = None
     question: str | None = None
     answer: str | None = None
     image: str | None = None
@@ -143,6 +143,9 @@ class Source:
                 f"the folder {self.path} contains no {suffixes}", fix="name the folder of the rows"
             )
         return system, path, files
+
+
+OPTIONS = tuple(field.name for field in fields(Source) if field.name != "path")
 
 
 def _is_hidden(path: str) -> bool:

@@ -1,5 +1,5 @@
-"""Options of every source that change its questions: another scorer, shuffled options, a prompt template, and the
-share of demonstrations that answer at once.
+"""Options of every source that change its questions: another scorer, shuffled options, typing errors, a prompt
+template, and the share of demonstrations that answer at once.
 
 A template is Jinja, as EasyR1's `format_prompt`, sandboxed. It receives `content`, `task`, `id` and `kind`
 (`choice` or `open`), never an answer.
@@ -21,7 +21,7 @@ from pixelis.errors import BadInput, MissingFile
 from pixelis.records import Demonstration, Question
 from pixelis.rewards.scorers import find_scorer, letter, option_lines
 
-OPTIONS = ("scorer", "prompt", "shuffle_options", "direct")
+OPTIONS = ("scorer", "prompt", "shuffle_options", "direct", "typos")
 PROMPTS = {
     "reason_rft": "{{ content }}\n"
     "{% if kind == 'choice' %}Choose one of the options and answer with its letter alone."
@@ -31,16 +31,18 @@ PROMPTS = {
 }
 """Templates that ship with Pixelis."""
 _OPTION = re.compile(r"(?<![A-Za-z])\(?([AB])[.):]\s*\S")
+_WORD = re.compile(r"[^\W\d_]{4,}")
 _NAMED = re.compile(r"(\s*[(\[]?)([A-Za-z])(?=[)\]]|[.:](?:\s|$)|\s*$)")
 """An answer that begins with the letter of an option: ``A``, ``(A).``, ``A. text``."""
 
 
 def question_changes(source: str, options: Mapping[str, str | None]) -> Callable[[Question], Question]:
     """The change that `OPTIONS` of a source make to each question. MissingFile, BadInput."""
-    scorer, template, order, direct = (options.get(name) for name in OPTIONS)
+    scorer, template, order, direct, typos = (options.get(name) for name in OPTIONS)
     seed = whole_option(source, {"shuffle_options": order}, "shuffle_options", 0) if order else None
     prompt = PromptTemplate(template) if template else None
     share = share_option(source, {"direct": direct}, "direct") if direct else 0.0
+    errors = share_option(source, {"typos": typos}, "typos") if typos else 0.0
     if scorer:
         find_scorer(scorer)
 
@@ -51,6 +53,8 @@ def question_changes(source: str, options: Mapping[str, str | None]) -> Callable
             question = shuffle_options(question, seed)
         if isinstance(question, Demonstration) and _draw("direct", question.id).random() < share:
             question = question.model_copy(update={"turns": question.turns[-1:]})
+        if errors:
+            question = misspell(question, errors)
         return question if prompt is None else prompt.apply(question)
 
     return change
@@ -113,6 +117,27 @@ def shuffle_options(question: Question, seed: int) -> Question:
     if isinstance(options := meta.get("options"), list) and len(options) == len(order):
         meta["options"] = [options[old] for old in order]
     return question.model_copy(update={"question": text, "answers": answers, "meta": meta})
+
+
+def misspell(question: Question, share: float) -> Question:
+    """The question with this share of letters swapped with the one before, left out, added or replaced.
+
+    Words of up to three letters, numbers, signs and options stay. Equal ids have equal errors. Source of the four
+    kinds: the robustness tests of Pixelis.
+    """
+    rng, options = _draw("typos", question.id), option_lines(question.question)
+    end = options[0].start() if options else len(question.question)
+
+    def typed(word: re.Match[str]) -> str:
+        text = ""
+        for sign in word[0]:
+            other = chr(ord("a") + rng.integers(26))
+            variants = [text[:-1] + sign + text[-1:], text, text + sign + other, text + other]
+            text = variants[rng.integers(4)] if rng.random() < share else text + sign
+        return text
+
+    text = _WORD.sub(typed, question.question[:end]) + question.question[end:]
+    return question.model_copy(update={"question": text})
 
 
 def _draw(purpose: str, id: str) -> np.random.Generator:

@@ -27,13 +27,13 @@ class LoraLinear(lora.Linear):
     """A linear layer with one adapter."""
 
     def forward(self, x: Float[Tensor, "... in"], *args: Any, **kwargs: Any) -> Float[Tensor, "... out"]:
-        # Under ZeRO-3, hooks on the submodules gather the weights, and only peft's own forward calls the
-        # submodules.
-        return (
-            super().forward(x, *args, **kwargs)
-            if hasattr(self.base_layer.weight, "ds_id")
-            else self.product(x)
-        )
+        if not hasattr(self.base_layer.weight, "ds_id"):
+            return self.product(x)
+        # Under ZeRO-3, hooks on the submodules gather the weights. peft would compute the product in float32, the
+        # type of the adapter (67 instead of 989 TFLOPS on an H100, by its data sheet).
+        with torch.autocast(x.device.type, x.dtype, enabled=x.dtype != torch.float32):
+            low = self.lora_A[ADAPTER](self.lora_dropout[ADAPTER](x))
+            return self.base_layer(x) + self.lora_B[ADAPTER](low) * self.scaling[ADAPTER]
 
     def product(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Output without a call of the submodules, whose weights must be complete."""

@@ -285,7 +285,7 @@ class Sample:
             scorer=scorer,
             task=self.task,
             level=self.level,
-            meta={**self.question.meta, **options},
+            meta={"category": self.form, **self.question.meta, **options},
             provenance=Provenance(
                 source=str(self.question.meta.get("source", "")),
                 original_id=str(self.question.meta.get("original_id", self.question.id)),

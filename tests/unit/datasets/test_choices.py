@@ -1,8 +1,9 @@
-"""Shuffled options: the same option stays right, however an answer names it."""
+"""Options of a source that change questions: shuffled ones keep their answer, typing errors spare what is needed."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pixelis.datasets.formats import read_records
-from pixelis.datasets.question_changes import shuffle_options
+from pixelis.datasets.question_changes import misspell, shuffle_options
 from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Question
 from pixelis.rewards.scorers import letter
@@ -64,3 +65,27 @@ def test_demonstrations_are_not_shuffled(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="shuffle_options"):
         list(read_records(f"{source}?shuffle_options=5", Demonstration))
     assert len(list(read_records(f"{source}?shuffle_options=", Demonstration))) == 1
+
+
+ASKED = "Which colour has the object at [600, 860] of img0?"
+
+
+@given(share=st.floats(0.01, 1))
+def test_typing_errors_spare_numbers_short_words_and_options(share: float) -> None:
+    question = Question(id="q", question=f"{ASKED}\n{QUESTION}", answers=["vitamin A"], scorer="mc_letter")
+    first, again = (misspell(question, share).question for _ in range(2))
+    assert first == again
+    assert re.search(r".* has the .* at \[600, 860\] of img0\?", first)
+    assert first.endswith(QUESTION.partition("?")[2])
+
+
+def test_a_tenth_of_the_letters_is_mistyped(tmp_path: Path) -> None:
+    rows = [{"id": str(n), "question": "words " * 200, "answers": ["1"]} for n in range(2)]
+    source = tmp_path / "rows.jsonl"
+    source.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    texts = [r.question for r in read_records(f"{source}?typos=0.1") if isinstance(r, Question)]
+    assert len(set(texts)) == 2
+    for text in texts:  # of 200 words of five letters, 41 % have an error
+        assert 0.3 < sum(word != "words" for word in text.split()) / 200 < 0.5
+    with pytest.raises(BadInput, match="typos"):
+        list(read_records(f"{source}?typos=2"))

@@ -128,11 +128,22 @@ def test_an_adapted_layer_has_the_values_and_gradients_of_peft(target: str, dtyp
         slope = torch.linspace(-1, 1, out.numel()).view_as(out).to(dtype)
         return [out.detach(), *torch.autograd.grad(out, inputs, slope)]
 
+    def divided(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        layer.base_layer.weight.ds_id = 0  # as ZeRO-3 marks it
+        low: list[torch.dtype] = []
+        hook = layer.lora_A["default"].register_forward_hook(lambda _, x, out: low.append(out.dtype))
+        out = layer(x)
+        hook.remove()
+        del layer.base_layer.weight.ds_id
+        assert low == [x.dtype], "the product is computed in the adapter's type"
+        return out
+
     exact = run(lora.Linear.forward, torch.float32)
-    own, peft = (run(forward, dtype) for forward in (LoraLinear.forward, lora.Linear.forward))
-    for actual, expected, true in zip(own, peft, exact, strict=True):
-        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
-        assert (actual - true).norm() <= (1e-5 if dtype == torch.float32 else 0.01) * true.norm()
+    peft = run(lora.Linear.forward, dtype)
+    for own in (run(LoraLinear.forward, dtype), run(divided, dtype)):
+        for actual, expected, true in zip(own, peft, exact, strict=True):
+            assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+            assert (actual - true).norm() <= (1e-5 if dtype == torch.float32 else 0.01) * true.norm()
 
 
 def test_full_parameters_are_published_the_same_way():
