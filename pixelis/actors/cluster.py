@@ -24,7 +24,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from pixelis import errors, hub
-from pixelis.actors.ray_start import check_session_folder, check_token_folder, start_failure
+from pixelis.actors.ray_start import BUSY, check_session_folder, check_token_folder, start_failure
 from pixelis.config import Config
 from pixelis.config.base import leaf_keys
 from pixelis.errors import InfraFailure, PixelisError
@@ -118,20 +118,33 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
         doing = f"joining the Ray cluster at {address}" if address else "starting a local Ray cluster"
         stage(doing, config.telemetry.progress)
         with _environment(inherited):
-            ray.init(address=address or "local", **options)
+            _start(address, options, config.telemetry.progress)
     except ConnectionError as error:
         raise InfraFailure(
             f"no Ray cluster answers at {address}: {error}",
             fix="start one (`ray start --head`), or unset RAY_ADDRESS and cluster.address",
         ) from None
-    except Exception as error:  # Ray raises plain exceptions, for example when its start times out
-        raise start_failure(error, address) from None
     if address:
         check_object_stores(ray.nodes(), store_bytes, largest_object)
     _fetch_on_all_nodes(set(config.hub_models.values()))
     # ray.init replaces the handler of SIGTERM; restore the driver's.
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
+
+
+def _start(address: str | None, options: dict[str, Any], progress: bool) -> None:
+    """Start or join a cluster; a local one again if its processes missed Ray's limits of 15 and 30 s."""
+    for is_last in (bool(address), True):
+        try:
+            ray.init(address=address or "local", **options)
+            return
+        except ConnectionError:
+            raise
+        except Exception as error:  # Ray raises plain ones
+            failure = start_failure(error, address)
+            if is_last or BUSY not in (failure.fix or ""):
+                raise failure from None
+        stage("the machine is busy: starting Ray again", progress)
 
 
 def _fetch_on_all_nodes(models: Iterable[str]) -> None:

@@ -15,6 +15,7 @@ from pixelis.errors import InfraFailure
 
 SOCKET_CHARACTERS = 107
 """Longest path of a Unix socket, in bytes."""
+BUSY = "the machine may have been too busy: run the command again"
 FIXES = (
     ("Too many open files", "raise the limit of open files: ulimit -n 65536"),
     (
@@ -32,10 +33,7 @@ FIXES = (
     ),
     ("object_store_memory", "lower cluster.object_store_bytes"),
     ("Invalid.* address", "set RAY_ADDRESS or cluster.address to HOST:PORT of the cluster's head"),
-    (
-        "[Tt]imed out|overloaded|Failed to connect",
-        "the machine may have been too busy: run the command again",
-    ),
+    ("[Tt]imed out|overloaded|Failed to connect", BUSY),
 )
 """Patterns of Ray's message or logs, and the fixes of what they tell."""
 _LOGGED = re.compile(r"^\[[^\]]* [CEF] \d+ \d+\] \(\w+\) \S+: (.{1,200})", re.MULTILINE)
