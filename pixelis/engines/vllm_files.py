@@ -155,20 +155,19 @@ def adapter_arguments(policy: PolicyConfig, spec: ModelSpec, model_config: Any) 
     if tower and (not served or (experts and "qkv" not in model.packed_modules_mapping)):
         log.warning("vLLM's %s has no adapters in the vision tower: it loads merged weights", model.__name__)
         return None
-    arguments: dict[str, Any] = {
+    # Without a list vLLM reserves adapters of all experts too, and of lm_head, with which its process dies when it
+    # is to score given tokens. It knows layers of the language model by their last names; in the vision tower others
+    # have the same. A shared expert calls its gate so.
+    names = {"expert_gate"} if experts else set[str]()
+    for layer in Architecture(policy).shapes(policy.lora.targets, tower):
+        names.add(model.hf_to_vllm_mapper.map_name(layer) if is_vision(layer) else layer_type(layer))
+    return {
         "enable_lora": True,
         "enable_tower_connector_lora": tower,
         "max_lora_rank": served_rank(largest_rank(policy.lora)),
         "max_loras": MAX_LORAS,
+        "lora_target_modules": sorted(names),
     }
-    if experts:
-        # Without a list vLLM reserves adapters of all experts too. It knows layers of the language model by
-        # their last names; in the vision tower others have the same. A shared expert calls its gate so.
-        names = {"expert_gate"}
-        for layer in Architecture(policy).shapes(policy.lora.targets, tower):
-            names.add(model.hf_to_vllm_mapper.map_name(layer) if is_vision(layer) else layer_type(layer))
-        arguments["lora_target_modules"] = sorted(names)
-    return arguments
 
 
 def picture_probes(spec: ModelSpec, dialogue: DialogueConfig) -> list[UInt8[np.ndarray, "height width 3"]]:
