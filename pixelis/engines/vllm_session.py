@@ -158,6 +158,8 @@ class VllmSessions(Engine[VllmSession]):
         self, session: VllmSession, sampling: SamplingParams, on_tokens: TokenCallback | None
     ) -> Completion:
         self._check_alive()
+        if (count := sampling.given_log_probs) and count >= len(session.ids):
+            raise BadInput(f"no log-probs of {count} of {len(session.ids)} tokens")
         room = self.max_context - len(session.ids)
         if room < 1:
             if sampling.given_log_probs:
