@@ -47,6 +47,7 @@ def run_on_nodes(tmp_path: Path, nodes: list[dict[str, float]], body: str) -> An
     return json.loads(lines[-1].removeprefix("RESULT "))
 
 
+@pytest.mark.long  # 80 s of a cluster of two nodes
 def test_groups_devices_and_messages_on_two_nodes(tmp_path: Path) -> None:
     """Two nodes with two (imaginary) GPUs each: every check shares the start of the cluster."""
     result = run_on_nodes(
