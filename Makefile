@@ -66,7 +66,7 @@ test: install  ## every check, and all tests but the long ones; the output of ea
 	@$(PY) tests/lanes.py install-vllm test-serve test-ray test-chaos test-vllm test-quickstart test-benchmarks --beside lint docs test-unit
 
 test-fast: install lint  ## what to run on every change: lint and the quick tests
-	@$(PY) -m pytest -n 2 --dist loadfile -m "not slow" tests/unit tests/properties
+	@$(PY) -m pytest -n 2 --dist loadfile -m "not slow and not long" tests/unit tests/properties
 
 test-long: install  ## the long tests, which `make test` leaves out: more faults, worlds, benchmarks and models
 	@SELECTED=long $(PY) tests/lanes.py install-vllm test-serve test-chaos test-ray test-vllm test-benchmarks --beside test-unit

@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
-from benchmarks.gpu_models import episodes
+from benchmarks.gpu_models import episodes, picture, shown_tokens
 from benchmarks.gpu_part import MIB, Part, Skip, job
 from pixelis import config
 from pixelis.dialogue.session import SamplingParams
@@ -87,6 +88,29 @@ def difference(trainer: Trainer, answered: list[TrainSample]) -> float:
     )
 
 
+def six_turns(part: Part, name: str, engine: Any, runner: asyncio.Runner) -> None:
+    """Eight episodes of six turns with a crop each: how much of their prompts an engine finds in its caches."""
+    generator = np.random.default_rng(0)
+    pixels = (4096, 2048) if part.smoke else (1_000_000, 100_000)
+    question, crops = (picture(engine.spec, size, generator) for size in pixels)
+
+    async def episode(number: int) -> None:
+        session, view = await engine.open(f"turns-{number}"), question
+        for turn in range(6):
+            shown = [*shown_tokens(engine.spec, view), 100 + turn]
+            await session.generate(shown, [view], SamplingParams(1.0, 1.0, 8, seed=number))
+            view = crops
+        session.close()
+
+    async def episodes_at_once() -> None:
+        await asyncio.gather(*map(episode, range(8)))
+
+    read, reused = engine.tokens_read, engine.tokens_reused
+    runner.run(episodes_at_once())
+    read, reused = engine.tokens_read - read, engine.tokens_reused - reused
+    part.figure(f"{name}: share of prompts from the cache, six turns", reused / max(1, read + reused))
+
+
 def hf_engine(part: Part) -> None:
     """The embedded engine in bfloat16 against the learner."""
     from pixelis.engines.hf import HfEngine
@@ -151,17 +175,36 @@ def vllm_figures(part: Part, family: str, size: str) -> None:
             drift = abs(free[-1] - free[0])
             part.figure(f"{name}: memory after 20 swaps, MiB", drift, drift <= 100, "+- 100")
             check_engine(part, f"{name}, adapter", engine, trainer, runner)
-            free.append(free_mib(part))
-            start = time.perf_counter()
-            runner.run(engine.sleep())
-            part.figure(f"{name}: sleep, s", time.perf_counter() - start)
-            part.figure(f"{name}: freed by sleep, GiB", (free_mib(part) - free[-1]) / 1024)
-            start = time.perf_counter()
-            runner.run(engine.wake())
-            part.figure(f"{name}: wake, s", time.perf_counter() - start)
+            six_turns(part, name, engine, runner)
+            for times in ("first", "second"):
+                awake, start = free_mib(part), time.perf_counter()
+                runner.run(engine.sleep())
+                part.figure(f"{name}: {times} sleep, s", time.perf_counter() - start)
+                part.figure(f"{name}: freed by the {times} sleep, GiB", (free_mib(part) - awake) / 1024)
+                start = time.perf_counter()
+                runner.run(engine.wake())
+                part.figure(f"{name}: {times} wake, s", time.perf_counter() - start)
             check_engine(part, f"{name}, awake", engine, trainer, runner)
+            runner.run(engine.sleep())
+            kill_children()
         finally:
             runner.run(engine.aclose())
+        start = time.perf_counter()
+        engine = VllmEngine(folder, policy, settings, DIALOGUE)
+        part.figure(f"{name}: start after a SIGKILL asleep, s", time.perf_counter() - start)
+        try:
+            runner.run(engine.load(1, adapter))
+            check_engine(part, f"{name}, after a SIGKILL", engine, trainer, runner)
+        finally:
+            runner.run(engine.aclose())
+
+
+def kill_children() -> None:
+    """SIGKILL to every process that this one has started: those of vLLM's engine."""
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        child.kill()
+    psutil.wait_procs(children, timeout=30)
 
 
 def weights(part: Part) -> None:

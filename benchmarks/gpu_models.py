@@ -90,7 +90,7 @@ def episodes(spec: ModelSpec, count: int, tokens: int, pixels: int, seed: int = 
     out = []
     for _ in range(count):
         view = picture(spec, pixels, rng)
-        prompt = [*rng.choice(words, 8), *_shown(spec, view)]
+        prompt = [*rng.choice(words, 8), *shown_tokens(spec, view)]
         length = max(tokens, 2 * len(prompt))
         ids = np.asarray([*prompt, *rng.choice(words, length - len(prompt))], np.int64)
         mask = np.arange(length) >= length - length // 2
@@ -109,11 +109,11 @@ def groups(
     out = []
     for _ in range(count):
         view = picture(spec, pixels[0], rng)
-        shown = _shown(spec, view)
+        shown = shown_tokens(spec, view)
         shared = [*shown, *rng.choice(words, max(8, prompt - len(shown)))]
         for _ in range(size):
             crop = picture(spec, pixels[1], rng)
-            observed = _shown(spec, crop)
+            observed = shown_tokens(spec, crop)
             call = max(4, (reply - len(observed)) // 2)
             turns = (call, len(observed), max(4, reply - len(observed) - call))
             ids = [*shared, *rng.choice(words, turns[0]), *observed, *rng.choice(words, turns[2])]
@@ -126,7 +126,8 @@ def _words(spec: ModelSpec) -> np.ndarray:
     return np.setdiff1d(np.arange(7, min(spec.vocab, 4000)), [*spec.banned, spec.image_token])
 
 
-def _shown(spec: ModelSpec, view: np.ndarray) -> list[int]:
+def shown_tokens(spec: ModelSpec, view: np.ndarray) -> list[int]:
+    """Tokens of a view in a prompt."""
     pads = [spec.image_token] * spec.image_tokens(*view.shape[:2])
     return [spec.vision_start, *pads, spec.vision_end]
 

@@ -5,34 +5,52 @@
         [--questions 200] [--dir runs/robustness] [key=value ...]
 
 Asks the same held-out questions of the card world about clean pictures and about each of ImageNet-C's fifteen
-corruptions and occlusion at five severities, and with operations of which a share fails, is slow, never returns or shows
-another place and says nothing (`benchmarks.faulty_zoom`). Prints the accuracies, and by kind the difference
-to the clean pictures, paired by question, with its 95 % interval. Writes DIR/robustness.json and the heat map
-DIR/robustness.png. Sets that DIR has already are not measured again.
+corruptions and occlusion at five severities, about pictures that FGSM has moved against this policy, and with
+operations of which a share fails, is slow, never returns or shows another place and says nothing
+(`benchmarks.faulty_zoom`). Prints the accuracies, and by kind the difference to the clean pictures, paired by
+question, with its 95 % interval. Writes DIR/robustness.json and the heat map DIR/robustness.png. Sets that DIR
+has already are not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from PIL import Image
+
 from benchmarks import faulty_zoom
 from benchmarks.harness import keep_arguments, machine, parse_args
 from pixelis.actors import placement
 from pixelis.config import Config, absolute, load
+from pixelis.datasets.card_questions import read_demonstrations
 from pixelis.datasets.corruptions import KINDS, SEVERITIES
+from pixelis.datasets.demonstrations import Player
+from pixelis.datasets.media import open_media
 from pixelis.evaluation.statistics import compare
+from pixelis.families.spec import ModelSpec
 from pixelis.jobs import evaluate
 from pixelis.jobs.driver import driver, run_folder
+from pixelis.policy.adapters import load_adapter
+from pixelis.policy.model_path import resolve
+from pixelis.policy.samples import from_trajectory
+from pixelis.policy.train_step import Trainer
+from pixelis.records import Question, Trajectory
 
 SOURCE = "cards:?split=test&seed=7"
 CLEAN = "clean"
 LATE_SHARE = 10
 """Percentage of late calls: each of them ends a process."""
+
+STEPS = (1, 2, 4, 8, 16)
+"""How far FGSM moves each value of 0..255."""
 
 Scores = dict[str, float]
 """Accuracy by question."""
@@ -84,6 +102,66 @@ def measure(config: Config, sets: Mapping[str, str], results: Results) -> None:
             print(f"{name:24} {results.accuracy(name):.3f}", flush=True)
 
 
+def adversarial_sets(config: Config, steps: Iterable[int], folder: Path) -> dict[str, str]:
+    """Files of the questions with pictures that are moved against the policy, and likewise at random.
+
+    FGSM (Goodfellow et al., "Explaining and Harnessing Adversarial Examples", ICLR 2015): a step along the sign
+    of the gradient of the loss, which is here that of zooming in on the card and reading it. The gradient is
+    that of the first view; the step is enlarged to the full picture, so that a zoom shows it too.
+    """
+    assert config.policy.adapter is not None
+    rows: dict[str, list[str]] = {f"{kind}-{step}": [] for kind in ("fgsm", "random") for step in steps}
+    trainer = Trainer(
+        config.policy, config.learner, total_steps=1, adapter=load_adapter(Path(config.policy.adapter))
+    )
+    player, rng = Player(config, str(resolve(config.policy.model))), np.random.default_rng(0)
+    demonstrations = read_demonstrations(SOURCE, config.evaluate.questions, 0, direct_share=0.0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for demonstration in demonstrations:
+        picture = open_media(demonstration.media[0], config.toolbox)
+        assert isinstance(picture, np.ndarray)
+        gradient = first_view_gradient(trainer, *player.play(demonstration))
+        directions = {"fgsm": np.sign(gradient), "random": rng.choice([-1.0, 1.0], gradient.shape)}
+        fields = {name: getattr(demonstration, name) for name in Question.model_fields}
+        for (kind, direction), step in itertools.product(directions.items(), steps):
+            factors = [side // small for side, small in zip(picture.shape[:2], direction.shape, strict=False)]
+            moved = picture + step * direction.repeat(factors[0], 0).repeat(factors[1], 1)
+            path = folder / f"{demonstration.id}-{kind}-{step}.png"
+            Image.fromarray(np.clip(moved, 0, 255).astype(np.uint8)).save(path)
+            media = [demonstration.media[0].model_copy(update={"uri": str(path)})]
+            rows[f"{kind}-{step}"].append(Question(**fields | {"media": media}).model_dump_json())
+    trainer.close()
+    files = {name: folder / f"{name}.jsonl" for name in rows}
+    for name, path in files.items():
+        path.write_text("\n".join(rows[name]), encoding="utf-8")
+    return {name: str(path) for name, path in files.items()}
+
+
+def first_view_gradient(trainer: Trainer, trajectory: Trajectory, views: list[np.ndarray]) -> np.ndarray:
+    """Gradient of the loss of an episode by the values of its first view [h, w, 3]."""
+    model, patches = trainer.model, list[torch.Tensor]()
+
+    def watch(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        patches.append(args[0].requires_grad_())
+        return (patches[0], *args[1:])
+
+    batch = model.collate([from_trajectory(trajectory, views, advantage=1.0)]).to(model.device)
+    hook = model.network.model.visual.register_forward_pre_hook(watch)
+    log_probs, *_ = model.zero.engine.module(batch, None)
+    hook.remove()
+    (gradient,) = torch.autograd.grad(-log_probs.sum(), patches)
+    return unpatchify(gradient, views[0].shape, model.spec).cpu().numpy()
+
+
+def unpatchify(patches: torch.Tensor, shape: tuple[int, ...], spec: ModelSpec) -> torch.Tensor:
+    """Values of the first view from those of its patches: the inverse of `families.vision.patchify`."""
+    patch, merge = spec.patch, spec.merge
+    rows, columns = shape[0] // patch, shape[1] // patch
+    blocks = (rows // merge, columns // merge, merge, merge, 3, spec.temporal, patch, patch)
+    values = patches[: rows * columns].view(blocks).sum(5)
+    return values.permute(0, 2, 5, 1, 3, 6, 4).reshape(shape)
+
+
 def heat_map(results: Results, severities: list[int], path: Path) -> None:
     """A picture of the accuracy by kind and severity."""
     import matplotlib as mpl
@@ -108,7 +186,9 @@ def heat_map(results: Results, severities: list[int], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def lines(results: Results, severities: list[int], faults: Iterable[str]) -> Iterator[str]:
+def lines(
+    results: Results, severities: list[int], steps: Iterable[int], faults: Iterable[str]
+) -> Iterator[str]:
     """The tables in Markdown."""
     yield f"| | {' | '.join(map(str, severities))} | mean | minus clean {results.accuracy(CLEAN):.3f} |"
     yield f"|---|{'---|' * (len(severities) + 2)}"
@@ -120,6 +200,10 @@ def lines(results: Results, severities: list[int], faults: Iterable[str]) -> Ite
         f"| all | {'| ' * len(severities)}| "
         f"{_cells(results.difference(f'{k}-{s}' for k in KINDS for s in severities))} |"
     )
+    yield "\n| values moved by | FGSM | minus clean | at random | minus clean |\n|---|---|---|---|---|"
+    for step in steps:
+        pair = [_cells(results.difference([f"{kind}-{step}"])) for kind in ("fgsm", "random")]
+        yield f"| {step} | {' | '.join(pair)} |"
     yield "\n| zoom_in | accuracy | minus clean |\n|---|---|---|"
     for name in faults:
         yield f"| {name} | {_cells(results.difference([name]))} |"
@@ -138,14 +222,15 @@ def main() -> None:
     parser.add_argument("--adapter", type=Path, required=True, help="checkpoint of the policy")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--severities", type=int, nargs="+", default=list(SEVERITIES))
+    parser.add_argument("--steps", type=int, nargs="*", default=list(STEPS), help="of FGSM, of 255")
     parser.add_argument(
         "--shares", type=int, nargs="+", default=list(faulty_zoom.SHARES), help="percentages of faulty calls"
     )
     parser.add_argument("--dir", type=Path, default=Path("runs/robustness"))
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="over the configuration")
-    args = parse_args(parser, questions=2, severities=[5], shares=[])
+    args = parse_args(parser, questions=2, severities=[5], steps=[4], shares=[])
     folder = args.dir.absolute()
-    keep_arguments(folder, args, "severities", "shares")
+    keep_arguments(folder, args, "severities", "steps", "shares")
     shared = [f"policy.adapter={args.adapter}", f"evaluate.questions={args.questions}", *args.overrides]
     results = Results(folder / "scores.json")
     corrupted = {
@@ -157,21 +242,27 @@ def main() -> None:
     with driver("robustness"):
         config = absolute(load("configs/nano/evaluate.yaml", [*shared, f"run.dir={folder / 'corrupted'}"]))
         measure(config, {CLEAN: SOURCE, **corrupted}, results)
+        moved = [f"{kind}-{step}" for kind in ("fgsm", "random") for step in args.steps]
+        if results.missing(moved):
+            adversarial = adversarial_sets(config, args.steps, folder / "adversarial")
+            measure(config.changed({"run.dir": f"{folder}/moved"}), adversarial, results)
         for name in faults:
             own = [f"run.dir={folder / name}", f"toolbox.operations=[benchmarks.faulty_zoom:{name}]"]
             own += ["toolbox.timeout_s=2"] if name.startswith("Late") else []
             measure(absolute(load("configs/nano/evaluate.yaml", [*shared, *own])), {name: SOURCE}, results)
     severities = sorted(args.severities)
     heat_map(results, severities, folder / "robustness.png")
-    print("\n".join(lines(results, severities, faults)))
+    print("\n".join(lines(results, severities, args.steps, faults)))
     kinds = {kind: results.difference(f"{kind}-{severity}" for severity in severities) for kind in KINDS}
     kinds["all"] = results.difference(corrupted)
+    others = {"moved": moved, "faults": faults}
     summary = {
         "clean": results.accuracy(CLEAN),
+        "machine": machine(),
         "sets": {name: results.accuracy(name) for name in corrupted},
         "kinds": kinds,
     }
-    summary |= {"machine": machine(), "faults": {name: results.difference([name]) for name in faults}}
+    summary |= {name: {n: results.difference([n]) for n in names} for name, names in others.items()}
     (folder / "robustness.json").write_text(json.dumps(summary), encoding="utf-8")
     print(json.dumps(summary))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,6 +58,23 @@ def choose(
     return [*right[: count - half], *alternating[:half]][:count]
 
 
+def choose_differing(
+    policies: Mapping[str, tuple[Sequence[Group], Sequence[GroupViews]]], count: int
+) -> list[list[Chosen]]:
+    """For each of ``count`` questions the first episode of every policy, most disagreement about it first."""
+    by_question: dict[str, list[Chosen]] = {}
+    for name, (groups, views) in policies.items():
+        for group, refs in zip(groups, views, strict=True):
+            by_question.setdefault(group.question.id, []).append((name, group, refs))
+
+    def disagreement(episodes: list[Chosen]) -> float:
+        return statistics.pvariance(
+            group.trajectories[0].rewards.get("accuracy") or 0.0 for _, group, _ in episodes
+        )
+
+    return sorted(by_question.values(), key=disagreement, reverse=True)[:count]
+
+
 @ray.remote(num_cpus=0)
 def write(
     config: Config,
@@ -65,12 +83,17 @@ def write(
     curves: list[dict[str, Any]],
     chosen: list[Chosen],
     examples: Mapping[str, Sequence[list[Chosen]]] | None = None,
+    compared: Sequence[list[Chosen]] = (),
 ) -> str:
     wrong = {
         arm: [pages(config, of_cluster, EXAMPLE_PIXELS) for of_cluster in lists]
         for arm, lists in (examples or {}).items()
     }
-    return str(write_report(folder, summary, curves, pages(config, chosen), examples=wrong))
+    side_by_side = [pages(config, of_question) for of_question in compared]
+    report = write_report(
+        folder, summary, curves, pages(config, chosen), examples=wrong, compared=side_by_side
+    )
+    return str(report)
 
 
 def sample(

@@ -269,14 +269,16 @@ class Quickstart:
             kind="evaluation",
         )
         curves = events.read(self.folder / "sft", "step/sft") + events.read(config.run.dir, "step/policy")
-        episodes = []
-        for name, count in (("sft", 3), ("rft", config.telemetry.trajectories - 3)):
-            episodes += evaluation_report.choose_with_causes(
-                name, self.arms[name].groups, self.arms[name].views, count
-            )
+        rft, count = self.arms["rft"], config.telemetry.trajectories
+        compared = report.choose_differing(
+            {name: (self.arms[name].groups, self.arms[name].views) for name in ("sft", "rft", "evolved")},
+            count // 2,
+        )
+        episodes = evaluation_report.choose_with_causes("rft", rft.groups, rft.views, count - count // 2)
         for arm in self.arms.values():
             evaluation_arms.save(config, self.folder, arm)
-        return ray.get(report.write.remote(config, str(self.folder.resolve()), summary, curves, episodes))
+        folder = str(self.folder.resolve())
+        return ray.get(report.write.remote(config, folder, summary, curves, episodes, compared=compared))
 
     def print_table(self, page: str) -> None:
         print(f"\n{'arm':8} {'accuracy':>8}  {'95 % interval':13}  {'zooms':>5}  {'tool errors':>11}")

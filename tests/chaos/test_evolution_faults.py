@@ -176,6 +176,7 @@ def poison(service: Service, count: int) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.long
 def test_f13_a_poisoned_update_is_refused_and_when_forced_is_rolled_back_within_the_watch_window(
     service: Service, record_figures: RecordFigures
 ) -> None:

@@ -112,6 +112,7 @@ def test_f01_a_killed_generator_costs_no_group_and_is_replaced_with_the_current_
     record_figures(replaced_s=replaced, batch_s=rolled_out, groups_lost=0, groups_doubled=0)
 
 
+@pytest.mark.long
 def test_f02_with_all_generators_killed_the_job_waits_for_their_return(
     placed: PlacedJob, record_figures: RecordFigures
 ) -> None:
@@ -173,6 +174,7 @@ def test_f14_a_generator_that_hangs_while_loading_is_not_used_until_it_has_loade
     )
 
 
+@pytest.mark.long
 def test_f06_a_failing_reward_costs_only_its_own_samples(
     placed: PlacedJob, record_figures: RecordFigures
 ) -> None:

@@ -52,7 +52,9 @@ def test_a_row_at_the_lowest_settings_samples_the_best_token_and_disturbs_no_oth
         assert chosen[2] == expected[0]
 
 
-@pytest.mark.parametrize("running", [{}, {"family": "qwen3_5"}], indirect=True)
+@pytest.mark.parametrize(
+    "running", [{}, pytest.param({"family": "qwen3_5"}, marks=pytest.mark.long)], indirect=True
+)
 async def test_sessions_of_different_waves_go_on_together(running: RunningEngine, engine: HfEngine):
     prompts = episodes(6, seed=5, family=running.family)
     expected = [(await run_all(engine, [p], [GREEDY]))[0] for p in prompts]
@@ -146,6 +148,7 @@ async def test_tokens_of_a_wave_that_breaks_and_is_repeated_are_told_once(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_memory_is_given_back_when_sessions_close(engine: HfEngine):
     prompts = episodes(1) * 4
     sessions: list[HfSession] = [await engine.open() for _ in prompts]

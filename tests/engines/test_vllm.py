@@ -28,7 +28,7 @@ from pixelis.policy.model import load_model
 from pixelis.policy.model_path import fingerprint
 from pixelis.policy.weight_stream import StreamPlace, WeightSender, receive, request
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 FAMILY = "qwen2_5_vl"
 
 

@@ -45,6 +45,7 @@ LONG |= {
     "looking",
     "outside_agent",
     "refinement",
+    "results",
     "weight_transfer",
 }
 """Benchmarks whose smoke run takes long, most of it to start jobs, models or actors."""

@@ -20,6 +20,7 @@ from pixelis.policy.model_path import resolve
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_a_killed_generator_starts_again_once_its_model_can_be_loaded(
     ray_cluster: None, tmp_path: Path
 ) -> None:

@@ -158,6 +158,7 @@ def ttrl_run(
     return folder, output.getvalue()
 
 
+@pytest.mark.long
 def test_ttrl_learns_from_votes_until_agreement_stops_rising(ttrl_run: tuple[Path, str]) -> None:
     folder, output = ttrl_run
     result = json.loads((folder / "ttrl.json").read_text())

@@ -106,6 +106,7 @@ def test_an_agent_that_only_asks_leaves_the_record_of_our_own_loop(
             assert [image.uri for image in a.images] == [image.uri for image in b.images]
 
 
+@pytest.mark.long
 def test_a_failure_of_an_agent_is_counted_and_never_a_reward(
     ray_cluster: None, agents: Path, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_failure_of_an_agent_is_counted_and_never_a_reward(
     assert any("a bug" in failure["error"] for failure in failures)
 
 
+@pytest.mark.long
 def test_programs_take_questions_over_http(ray_cluster: None, tmp_path: Path) -> None:
     """One rewards, one asks twice for its reward, one fails; a wrong key gets nothing."""
     seen: list[tuple[str, Any]] = []

@@ -13,6 +13,7 @@ from pixelis.jobs import refine
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
+@pytest.mark.long
 def test_pass_rates_of_the_policy_select_the_questions_for_rft(ray_cluster: None, tmp_path: Path):
     overrides = ["policy.model=nano", "data.limit=10", "data.direct_share=0.3", f"run.dir={tmp_path}"]
     overrides += ["dialogue.max_turn_tokens=16"]

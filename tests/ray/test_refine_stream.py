@@ -29,6 +29,7 @@ def refined(folder: Path, source: str, workers: int, *overrides: str) -> tuple[d
     return summary, {path.name: path.read_bytes() for path in sets}
 
 
+@pytest.mark.long
 def test_workers_write_the_files_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several parts of two files; torn lines, repeated ids and contents, lost pictures, refused calls."""
     monkeypatch.setattr("pixelis.datasets.stream.PART_BYTES", 8_000)

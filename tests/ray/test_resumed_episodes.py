@@ -38,7 +38,7 @@ from pixelis.protocol.messages import Message
 from pixelis.protocol.tools import Toolset
 from pixelis.records import Action, Function, Media, Question, StopReason, Trajectory, Turn
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 OVERRIDES = ["dialogue.max_turn_tokens=8", "toolbox.workers=1", "toolbox.cpus=0"]
 LOOK_CALL = '<tool_call>{"name":"look","arguments":{}}</tool_call>'
@@ -89,6 +89,7 @@ def end_in_a_call(t: Trajectory) -> Trajectory:
     return t.model_copy(update={"turns": [*t.turns[:-1], turn], "stop_reason": StopReason.CALL})
 
 
+@pytest.mark.long
 def test_a_killed_generator_goes_on_with_the_same_tokens_pictures_and_log_probs(
     generator: ActorHandle,
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_batch_is_rolled_out_with_the_last_published_weights(placed: PlacedJob
     assert {state["version"] for state in states} == {ray.get(placed.actors.store.promoted.remote())}
 
 
+@pytest.mark.long
 def test_bad_questions_end_the_run_with_their_error_without_retries(
     placed: PlacedJob, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_the_driver_raises_the_error_of_a_generator_that_cannot_start(
     assert "Traceback" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_run_from_another_checkpoint_discards_the_versions_in_its_folder(
     placed: PlacedJob, tmp_path: Path
 ) -> None:
@@ -161,6 +163,7 @@ class Learner:
         publish(dict.fromkeys(keys, 1.0), {"run": "rollouts"})
 
 
+@pytest.mark.long
 def test_the_metrics_of_rollouts_and_steps_are_exported(
     placed: PlacedJob, documented_metrics: dict[str, tuple[re.Pattern[str], bool]]
 ) -> None:

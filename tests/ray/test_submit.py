@@ -95,6 +95,7 @@ def documented() -> list[str]:
     return [lines[0], *itertools.dropwhile(lambda line: not line.startswith("ray job submit"), lines)]
 
 
+@pytest.mark.long
 def test_a_submitted_job_writes_its_checkpoint_to_the_run_folder_when_it_is_stopped(
     head: tuple[str, dict[str, str]], tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ def test_a_client_without_the_token_is_refused(head: tuple[str, dict[str, str]],
     assert submitted.returncode != 0
 
 
+@pytest.mark.long
 def test_the_head_lists_the_metrics_of_every_node_for_prometheus(head: tuple[str, dict[str, str]]) -> None:
     home = Path(head[1]["RAY_AUTH_TOKEN_PATH"]).parent
     deadline, pages = time.monotonic() + 240, list[str]()

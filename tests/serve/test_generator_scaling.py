@@ -176,6 +176,7 @@ def test_generators_scale_with_the_load_and_back(
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.long
 def test_a_gateway_knows_how_many_share_the_generators(deployed: Deployed) -> None:
     @serve.deployment(num_replicas=2, ray_actor_options={"num_cpus": 0})
     class Counted:

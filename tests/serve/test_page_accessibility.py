@@ -79,6 +79,7 @@ def test_the_memory_view(deployed: Deployed, opened: Opened) -> None:
     assert violations(page) == []
 
 
+@pytest.mark.long
 def test_the_evolution_view_and_its_dialog(deployed: Deployed, opened: Opened) -> None:
     alerts = [
         {"time": 1e9, "metric": "rollback", "value": 1, "severity": "critical"},

@@ -31,6 +31,7 @@ def fill(page: Page, item: str, preference: str) -> None:
     form.locator(f"input[name='{item}-confidence'][value='3']").check()
 
 
+@pytest.mark.long
 def test_a_rater_compares_all_pairs_and_saves_a_file(browser: Browser, tmp_path: Path) -> None:
     a, b = (
         save_evaluation(tmp_path / name, answer, zooms)

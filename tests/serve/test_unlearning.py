@@ -194,7 +194,10 @@ def test_updates_of_one_user_alone_leave_no_trace(learner: Learner) -> None:
 
 
 @pytest.mark.parametrize(
-    "learner", [[], ["memory.retention_days=1e-6"]], indirect=True, ids=["start", "checkpoint"]
+    "learner",
+    [[], pytest.param(["memory.retention_days=1e-6"], marks=pytest.mark.long)],
+    indirect=True,
+    ids=["start", "checkpoint"],
 )
 def test_rollbacks_between_are_repeated_too(learner: Learner) -> None:
     """With a retention of no time there is a checkpoint after every update."""
@@ -218,7 +221,7 @@ def test_rollbacks_between_are_repeated_too(learner: Learner) -> None:
     assert kept <= clean | {0, learner.placed.call("status")["served"]}
 
 
-@pytest.mark.parametrize("steps", [0, 1, 3, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("steps", [0, *(pytest.param(steps, marks=pytest.mark.long) for steps in (1, 2, 3))])
 @pytest.mark.parametrize("dies", ["evolution", "learner"])
 def test_a_repetition_that_was_cut_off_begins_anew(learner: Learner, steps: int, dies: str) -> None:
     for number in range(4):

@@ -30,8 +30,8 @@ def test_no_package_imports_a_file_that_imports_the_package() -> None:
     "modules",
     [
         "pixelis.policy.model, pixelis.policy.embed, pixelis.policy.checkpoint, pixelis.evaluation.tracking",
-        "pixelis.engines.hf",
-        "pixelis.policy.train_step, pixelis.policy.deepspeed_engine",
+        pytest.param("pixelis.engines.hf", marks=pytest.mark.long),
+        pytest.param("pixelis.policy.train_step, pixelis.policy.deepspeed_engine", marks=pytest.mark.long),
     ],
 )
 def test_a_process_with_a_policy_loads_no_library_that_it_does_not_need(modules: str) -> None:

@@ -32,6 +32,7 @@ def resolve(constraints: str, extras: list[str], python: str) -> subprocess.Comp
 # These tests run in an installation on the other one.
 @pytest.mark.parametrize("python", [pytest.param("3.11", marks=pytest.mark.long), "3.12"])
 @pytest.mark.parametrize(("constraints", "extra"), installations())
+@pytest.mark.long
 def test_an_installation_of_the_makefile_resolves(constraints: str, extra: str, python: str) -> None:
     result = resolve(constraints, [extra, "nano", "dev", "docs"], python)
     assert result.returncode == 0, result.stderr

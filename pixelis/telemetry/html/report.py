@@ -58,10 +58,11 @@ def write_report(
     title: str | None = None,
     file: str = FILE,
     examples: Mapping[str, Sequence[Sequence[EpisodePage]]] | None = None,
+    compared: Sequence[Sequence[EpisodePage]] = (),
 ) -> Path:
     """Write `run_dir/report.html`, or ``file`` there, and return its path; see ``render_report``."""
     folder = Path(run_dir)
-    document = render_report(summary, curves, episodes, title or folder.resolve().name, examples)
+    document = render_report(summary, curves, episodes, title or folder.resolve().name, examples, compared)
     return write_page(folder / file, document)
 
 
@@ -71,6 +72,7 @@ def render_report(
     episodes: Sequence[EpisodePage],
     title: str = "run",
     examples: Mapping[str, Sequence[Sequence[EpisodePage]]] | None = None,
+    compared: Sequence[Sequence[EpisodePage]] = (),
 ) -> str:
     """The document as text.
 
@@ -78,6 +80,7 @@ def render_report(
       `command`, as in summary.json of the quickstart.
     - `curves`: one mapping per training step with `step`, `area/name` numbers and optionally `stage`.
     - `examples`: name of an arm -> wrong answers of each of its `clusters`.
+    - `compared`: for each question one episode of several policies, whose name is its title.
     """
     facts = plain(summary)
     arms = facts.get("arms", [])
@@ -104,6 +107,7 @@ def render_report(
         problems=[(name, problem) for name, problem in problems.items() if problem],
         stages={stage: figures for stage, steps in stages.items() if (figures := _figures(steps))},
         episodes=episodes,
+        compared=compared,
         seconds={name: clock(seconds) for name, seconds in facts.get("seconds", {}).items()},
     )
 

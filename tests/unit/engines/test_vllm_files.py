@@ -126,6 +126,7 @@ def test_each_picture_becomes_one_pad():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_folders_of_killed_processes_are_swept_and_living_ones_kept():
     code = "from pixelis.engines.vllm_files import Scratch; import time; own = Scratch()"
     code += "; print(own.path, flush=True); time.sleep(60)"

@@ -249,6 +249,7 @@ for number in range(10_000):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     path = tmp_path / "review.db"
     code = WRITER.format(tests=str(Path(__file__).parent), path=str(path))

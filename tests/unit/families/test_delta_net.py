@@ -76,6 +76,7 @@ def test_loss_and_gradient_of_packed_samples_are_those_of_transformers_one_by_on
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_policy_learns_from_its_rollouts_to_tell_dark_pictures_from_bright_ones():
     """SFT teaches two answers without regard to the picture; the reward says which belongs to it."""
     maker, family, rate = Maker("qwen3_5"), "qwen3_5", []

@@ -201,7 +201,9 @@ def test_streamed_text_of_its_vocabulary_has_spaces_and_whole_characters():
     assert b"".join(renderer.pieces(tokens)).decode() == fast.decode(tokens) == "a é ab\n日<turn|>"
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize(
+    "structure", [pytest.param(name, marks=pytest.mark.long if name != "E2B" else ()) for name in STRUCTURES]
+)
 def test_packed_samples_have_the_log_probs_and_gradients_of_transformers(structure: str):
     """Of adapters, with shared prompts and gradient checkpointing as without."""
     own = maker(structure)
@@ -239,7 +241,9 @@ def test_packed_samples_have_the_log_probs_and_gradients_of_transformers(structu
         assert norm(differences) < 1e-5 * norm(gradients)
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize(
+    "structure", [pytest.param(name, marks=pytest.mark.long if name != "E2B" else ()) for name in STRUCTURES]
+)
 def test_turns_of_the_engine_have_the_log_probs_of_transformers(structure: str):
     own, samples = maker(structure, 1), list[TrainSample]()
 

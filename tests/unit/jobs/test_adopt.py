@@ -127,7 +127,13 @@ def test_a_model_without_a_family_passes(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("named", FAULTS)
+@pytest.mark.parametrize(
+    "named",
+    [
+        pytest.param(name, marks=pytest.mark.long if name not in ("prompt", "packing") else ())
+        for name in FAULTS
+    ],
+)
 def test_a_fault_is_named_by_its_check(named: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = FAULTS[named]
     if isinstance(fault, str):

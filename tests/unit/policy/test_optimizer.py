@@ -48,7 +48,9 @@ def test_it_takes_about_the_steps_of_torch_and_in_chunks_too(monkeypatch: pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stage", "full"), [(0, False), (2, True), (3, True)])
+@pytest.mark.parametrize(
+    ("stage", "full"), [(0, False), (2, True), pytest.param(3, True, marks=pytest.mark.long)]
+)
 def test_training_follows_float32_moments_and_resumes_exactly(stage: int, full: bool, tmp_path: Path) -> None:
     losses, batches = {}, [batch(4, seed=s) for s in range(12)]
     for moments in ("float32", "bfloat16"):
@@ -69,7 +71,7 @@ def test_training_follows_float32_moments_and_resumes_exactly(stage: int, full: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_an_offloaded_optimizer_takes_the_same_steps_in_one_pass_and_resumes_exactly(
     stage: int, tmp_path: Path
 ) -> None:

@@ -98,7 +98,14 @@ def test_dropout_applies_to_training_but_not_to_measurements():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stage", "full"), [(1, False), (2, False), (0, False), (3, False), (1, True)])
+@pytest.mark.parametrize(
+    ("stage", "full"),
+    [
+        (2, False),
+        (3, False),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in ((1, False), (0, False), (1, True))),
+    ],
+)
 def test_resume_is_exact_for_every_zero_stage(stage: int, full: bool, tmp_path: Path):
     schedule = learner_with(zero_stage=stage, schedule="cosine", warmup=0.2, lr=1e-3)
     settings = {"learner": schedule, "policy": policy(full=full)}

@@ -10,7 +10,8 @@ from html.parser import HTMLParser
 import numpy as np
 from PIL import Image
 
-from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory, Turn
+from pixelis.actors.report import choose_differing
+from pixelis.records import Action, Group, ImageView, Observation, Question, StopReason, Trajectory, Turn
 from pixelis.telemetry.html.episode import EpisodePage
 from pixelis.telemetry.html.filters import data_url
 from pixelis.telemetry.html.report import render_report, write_report
@@ -191,7 +192,8 @@ def test_hostile_text_stays_text():
     curves = [{"stage": HOSTILE, "step": i, f"x/{HOSTILE}": i, "reward/" + HOSTILE: i} for i in range(3)]
     one = episode(HOSTILE, HOSTILE, **{HOSTILE: 1.0})
     one.trajectory.images[0] = one.trajectory.images[0].model_copy(update={"id": HOSTILE})
-    page = Page(render_report(summary, curves, [one, episode(HOSTILE, None)], title=HOSTILE))
+    silent = episode(HOSTILE, None)
+    page = Page(render_report(summary, curves, [one, silent], title=HOSTILE, compared=[[one, silent]]))
     assert {tag for tag, _ in page.elements} <= ALLOWED
     assert "script" not in {tag for tag, _ in page.elements}
     assert all(not name.startswith("on") for _, attributes in page.elements for name in attributes)
@@ -199,6 +201,32 @@ def test_hostile_text_stays_text():
     shown = "".join(page.words)
     assert "\u202e" not in shown
     assert "\x00" not in shown
+
+
+def test_policies_answer_one_question_side_by_side():
+    def scored(id: str, accuracy: float) -> Group:
+        page = episode(accuracy=accuracy)
+        group = Group(question=page.question.model_copy(update={"id": id}))
+        group.trajectories.append(page.trajectory)
+        return group
+
+    sft, rft = {"a": 1.0, "b": 0.0, "c": 0.0}, {"a": 1.0, "b": 1.0, "c": 0.0}
+    policies = {
+        name: ([scored(id, value) for id, value in scores.items()], [None] * 3)
+        for name, scores in {"sft": sft, "rft": rft}.items()
+    }
+    chosen = choose_differing(policies, 2)
+    assert [[(name, group.question.id) for name, group, _ in of_question] for of_question in chosen] == [
+        [("sft", "b"), ("rft", "b")],
+        [("sft", "a"), ("rft", "a")],
+    ]
+    looked, silent = episode(accuracy=1.0), episode("Which digit?", None)
+    looked.title, silent.title = "rft", "sft"
+    page = Page(render_report({}, [], [], compared=[[silent, looked]]))
+    assert "sft after supervised" in page.text
+    assert page.text.index("answer: none") < page.text.index("rft after reinforcement")
+    assert page.text.index("zoom_in") < page.text.index("answer: 7")
+    assert len(page.all("span", "box")) == 4  # two of each policy, which looked at the same places
 
 
 def test_boxes_are_drawn_where_the_policy_zoomed():

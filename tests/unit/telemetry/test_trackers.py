@@ -120,6 +120,7 @@ def test_a_tracker_gets_each_step_and_is_closed(tmp_path, monkeypatch, caplog, n
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_wandb_itself_writes_offline_without_a_key(tmp_path, monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
