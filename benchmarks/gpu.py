@@ -31,7 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
-from benchmarks.gpu_engines import grpo, hf_engine, vllm_engine, weights
+from benchmarks.gpu_engines import grpo, hf_engine, trl_step, vllm_engine, weights
 from benchmarks.gpu_learner import FAMILIES, card, gradients, learner, zero
 from benchmarks.gpu_models import picture
 from benchmarks.gpu_part import ROOT, Part, Skip, job
@@ -194,6 +194,7 @@ PARTS: dict[str, Callable[[Part], None]] = {
     "vllm": vllm_engine,
     "weights": weights,
     "grpo": grpo,
+    "trl": trl_step,
     "memory": memory,
 }
 """In the order of their value, for machines that are lent for a short time."""

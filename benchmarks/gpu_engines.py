@@ -7,6 +7,8 @@ import contextlib
 import importlib.util
 import json
 import statistics
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +18,7 @@ import psutil
 import torch
 
 from benchmarks.gpu_models import episodes, picture, shown_tokens
-from benchmarks.gpu_part import MIB, Part, Skip, job
+from benchmarks.gpu_part import MIB, ROOT, Part, Skip, job
 from pixelis import config
 from pixelis.dialogue.session import SamplingParams
 from pixelis.families import FAMILIES
@@ -109,6 +111,24 @@ def six_turns(part: Part, name: str, engine: Any, runner: asyncio.Runner) -> Non
     runner.run(episodes_at_once())
     read, reused = engine.tokens_read - read, engine.tokens_reused - reused
     part.figure(f"{name}: share of prompts from the cache, six turns", reused / max(1, read + reused))
+
+
+def trl_step(part: Part) -> None:
+    """One step of the learner beside that of TRL's GRPOTrainer: same model, tokens and settings."""
+    if importlib.util.find_spec("trl") is None:
+        raise Skip("needs TRL: pip install trl==1.16.* datasets")
+    command = [sys.executable, "-m", "benchmarks.grpo_step", "--only", "lora", "--device", part.device.type]
+    command += ["--model", str(part.model("qwen2_5_vl", "3b"))] + ["--smoke"] * part.smoke
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise RuntimeError(run.stderr[-2000:])
+    rows = json.loads(run.stdout.splitlines()[-1])
+    for kind in ("uniform", "zipf"):
+        ratio = rows[f"lora {kind}: step, ours / TRL"]
+        part.figure(
+            f"{kind} lengths: s of our step, of TRL's", f"{ratio['ours_s']:.3f}, {ratio['baseline_s']:.3f}"
+        )
+        part.figure(f"{kind} lengths: ours / TRL's", ratio["median"], ratio["median"] <= 1, "<= 1")
 
 
 def hf_engine(part: Part) -> None:

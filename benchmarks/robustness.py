@@ -5,8 +5,8 @@
         [--questions 200] [--dir runs/robustness] [key=value ...]
 
 Asks the same held-out questions of the card world about clean pictures and about each of ImageNet-C's fifteen
-corruptions and occlusion at five severities, about pictures that FGSM has moved against this policy, and with
-operations of which a share fails, is slow, never returns or shows another place and says nothing
+corruptions and occlusion at five severities, about pictures that FGSM has moved against this policy, with typing
+errors in the question, and with operations of which a share fails, is slow, never returns or shows another place and says nothing
 (`benchmarks.faulty_zoom`). Prints the accuracies, and by kind the difference to the clean pictures, paired by
 question, with its 95 % interval. Writes DIR/robustness.json and the heat map DIR/robustness.png. Sets that DIR
 has already are not measured again.
@@ -18,6 +18,7 @@ import argparse
 import itertools
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ LATE_SHARE = 10
 
 STEPS = (1, 2, 4, 8, 16)
 """How far FGSM moves each value of 0..255."""
+TYPOS = (2, 5, 10)
+"""Percentages of letters."""
 
 Scores = dict[str, float]
 """Accuracy by question."""
@@ -102,39 +105,42 @@ def measure(config: Config, sets: Mapping[str, str], results: Results) -> None:
             print(f"{name:24} {results.accuracy(name):.3f}", flush=True)
 
 
-def adversarial_sets(config: Config, steps: Iterable[int], folder: Path) -> dict[str, str]:
-    """Files of the questions with pictures that are moved against the policy, and likewise at random.
+def moved_sets(config: Config, steps: Iterable[int], typos: Iterable[int], folder: Path) -> dict[str, str]:
+    """Files of the questions with pictures that are moved against the policy or at random, or with typing errors.
 
     FGSM (Goodfellow et al., "Explaining and Harnessing Adversarial Examples", ICLR 2015): a step along the sign
     of the gradient of the loss, which is here that of zooming in on the card and reading it. The gradient is
     that of the first view; the step is enlarged to the full picture, so that a zoom shows it too.
     """
     assert config.policy.adapter is not None
-    rows: dict[str, list[str]] = {f"{kind}-{step}": [] for kind in ("fgsm", "random") for step in steps}
+    rows: dict[str, list[str]] = defaultdict(list)
     trainer = Trainer(
         config.policy, config.learner, total_steps=1, adapter=load_adapter(Path(config.policy.adapter))
     )
     player, rng = Player(config, str(resolve(config.policy.model))), np.random.default_rng(0)
-    demonstrations = read_demonstrations(SOURCE, config.evaluate.questions, 0, direct_share=0.0)
     folder.mkdir(parents=True, exist_ok=True)
-    for demonstration in demonstrations:
+    for demonstration in read_demonstrations(SOURCE, config.evaluate.questions, 0, direct_share=0.0):
         picture = open_media(demonstration.media[0], config.toolbox)
         assert isinstance(picture, np.ndarray)
         gradient = first_view_gradient(trainer, *player.play(demonstration))
+        question = Question(**{name: getattr(demonstration, name) for name in Question.model_fields})
+        rows[CLEAN].append(question.model_dump_json())
         directions = {"fgsm": np.sign(gradient), "random": rng.choice([-1.0, 1.0], gradient.shape)}
-        fields = {name: getattr(demonstration, name) for name in Question.model_fields}
         for (kind, direction), step in itertools.product(directions.items(), steps):
             factors = [side // small for side, small in zip(picture.shape[:2], direction.shape, strict=False)]
             moved = picture + step * direction.repeat(factors[0], 0).repeat(factors[1], 1)
             path = folder / f"{demonstration.id}-{kind}-{step}.png"
             Image.fromarray(np.clip(moved, 0, 255).astype(np.uint8)).save(path)
-            media = [demonstration.media[0].model_copy(update={"uri": str(path)})]
-            rows[f"{kind}-{step}"].append(Question(**fields | {"media": media}).model_dump_json())
+            media = [question.media[0].model_copy(update={"uri": str(path)})]
+            row = question.model_copy(update={"media": media})
+            rows[f"{kind}-{step}"].append(row.model_dump_json())
     trainer.close()
     files = {name: folder / f"{name}.jsonl" for name in rows}
     for name, path in files.items():
         path.write_text("\n".join(rows[name]), encoding="utf-8")
-    return {name: str(path) for name, path in files.items()}
+    clean = files.pop(CLEAN)
+    sets = {name: str(path) for name, path in files.items()}
+    return sets | {f"typos-{percent}": f"{clean}?typos={percent / 100}" for percent in typos}
 
 
 def first_view_gradient(trainer: Trainer, trajectory: Trajectory, views: list[np.ndarray]) -> np.ndarray:
@@ -187,7 +193,7 @@ def heat_map(results: Results, severities: list[int], path: Path) -> None:
 
 
 def lines(
-    results: Results, severities: list[int], steps: Iterable[int], faults: Iterable[str]
+    results: Results, severities: list[int], steps: Iterable[int], others: Iterable[str]
 ) -> Iterator[str]:
     """The tables in Markdown."""
     yield f"| | {' | '.join(map(str, severities))} | mean | minus clean {results.accuracy(CLEAN):.3f} |"
@@ -204,8 +210,8 @@ def lines(
     for step in steps:
         pair = [_cells(results.difference([f"{kind}-{step}"])) for kind in ("fgsm", "random")]
         yield f"| {step} | {' | '.join(pair)} |"
-    yield "\n| zoom_in | accuracy | minus clean |\n|---|---|---|"
-    for name in faults:
+    yield "\n| typos, zoom_in | accuracy | minus clean |\n|---|---|---|"
+    for name in others:
         yield f"| {name} | {_cells(results.difference([name]))} |"
 
 
@@ -239,23 +245,24 @@ def main() -> None:
     faults = [f"{kind}{percent}" for kind in ("Failing", "Slow", "Lying") for percent in args.shares] + [
         f"Late{LATE_SHARE}"
     ]
+    moved = [f"{kind}-{step}" for kind in ("fgsm", "random") for step in args.steps]
+    typos = [f"typos-{percent}" for percent in TYPOS]
     with driver("robustness"):
         config = absolute(load("configs/nano/evaluate.yaml", [*shared, f"run.dir={folder / 'corrupted'}"]))
         measure(config, {CLEAN: SOURCE, **corrupted}, results)
-        moved = [f"{kind}-{step}" for kind in ("fgsm", "random") for step in args.steps]
-        if results.missing(moved):
-            adversarial = adversarial_sets(config, args.steps, folder / "adversarial")
-            measure(config.changed({"run.dir": f"{folder}/moved"}), adversarial, results)
+        if results.missing([*moved, *typos]):
+            sets = moved_sets(config, args.steps, TYPOS, folder / "moved")
+            measure(config.changed({"run.dir": f"{folder}/measured"}), sets, results)
         for name in faults:
             own = [f"run.dir={folder / name}", f"toolbox.operations=[benchmarks.faulty_zoom:{name}]"]
             own += ["toolbox.timeout_s=2"] if name.startswith("Late") else []
             measure(absolute(load("configs/nano/evaluate.yaml", [*shared, *own])), {name: SOURCE}, results)
     severities = sorted(args.severities)
     heat_map(results, severities, folder / "robustness.png")
-    print("\n".join(lines(results, severities, args.steps, faults)))
+    print("\n".join(lines(results, severities, args.steps, typos + faults)))
     kinds = {kind: results.difference(f"{kind}-{severity}" for severity in severities) for kind in KINDS}
     kinds["all"] = results.difference(corrupted)
-    others = {"moved": moved, "faults": faults}
+    others = {"moved": moved, "typos": typos, "faults": faults}
     summary = {
         "clean": results.accuracy(CLEAN),
         "machine": machine(),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from own_process import BARE
+from own_process import BARE, ROOT
 
 from pixelis.actors import learner
 from pixelis.actors.learner import _wait_for_room
@@ -154,3 +157,52 @@ def test_a_run_without_room_tells_what_it_waits_for(
     assert "waiting for room for 1 x CPU 100 (nodes: " in notice["text"]
     assert "step 0, as there is no checkpoint" in notice["text"]
     assert notice["text"] in capfd.readouterr().err
+
+
+def on_machine(name: str, folder: Path) -> list[str]:
+    """The prefix of a command for a machine of its own: its host name, boot, network and processes.
+
+    Its processes end with the first of them, as those of a lost machine do.
+    """
+    boot = folder / name
+    boot.write_text(str(uuid.uuid4()))
+    setup = f"hostname {name}; ip link set lo up; mount --bind {boot} /proc/sys/kernel/random/boot_id"
+    apart = ["unshare", "--uts", "--net", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]
+    return [*apart, "sh", "-ec", f'{setup}; exec "$@"', "sh"]
+
+
+def may_unshare(folder: Path) -> bool:
+    if not (shutil.which("unshare") and shutil.which("ip")):
+        return False
+    return not subprocess.run([*on_machine("probe", folder), "true"], capture_output=True).returncode
+
+
+@pytest.mark.long
+def test_the_run_of_a_lost_machine_resumes_on_another_one(tmp_path: Path) -> None:
+    """Both see the run folder; neither passes its locks on, and nobody deletes the lost one's."""
+    if not may_unshare(tmp_path):
+        pytest.skip("namespaces of a machine's own need root, unshare and ip")
+    folder, steps = tmp_path / "run", 30
+    job = [sys.executable, "-u", "-m", "pixelis.jobs.sft", str(ROOT / "configs/nano/sft.yaml")]
+    job += [f"run.dir={folder}", f"sft.steps={steps}", "learner.checkpoint_every=5"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen([*on_machine("pod-a", tmp_path), *job], cwd=ROOT, **pipes) as first:
+        deadline = time.monotonic() + 200
+        while checkpoint.latest(folder) is None:
+            assert first.poll() is None, first.stdout.read()  # type: ignore[union-attr]
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        first.kill()
+    done = len(events.read(folder, "step/sft"))
+    assert 5 <= done < steps
+    (folder / ".lock").touch()  # a file server keeps the lock of a machine that it has not heard of since
+    second = subprocess.run(
+        [*on_machine("pod-b", tmp_path), *job], cwd=ROOT, capture_output=True, text=True, timeout=250
+    )
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert f"{folder} is taken over from host pod-a" in second.stderr
+    rows = [json.loads(line) for line in (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    trained = [row["step"] for row in rows if row.get("kind") == "step/sft"]
+    assert events.read(folder, "step/sft")[-1]["step"] == steps
+    assert len(trained) < done + steps, "the second machine began where the checkpoint of the first one ended"
+    assert not (folder / "lock.json").exists()

@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,17 +21,21 @@ from pixelis.actors import placement
 from pixelis.actors.episode_tools import EnvironmentTools
 from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.config import absolute, load, parse
+from pixelis.datasets.demonstrations import Player
 from pixelis.errors import InfraFailure
 from pixelis.jobs import rft
 from pixelis.jobs.driver import run_folder
+from pixelis.nano import BASE
 from pixelis.operations import Environment, EnvironmentAction, EnvironmentResult, OperationArguments
-from pixelis.records import Action, Question
+from pixelis.operations.environment import select_environments
+from pixelis.records import Action, Demonstration, Question
 from pixelis.telemetry import events
 
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).resolve()
 WALK = f"{HERE.parents[2]}/docs/examples/grid_walk.py:GridWalk"
+BROWSER = HERE.parents[2] / "docs/examples/browser.py"
 
 
 class AddArguments(OperationArguments):
@@ -172,3 +180,46 @@ def test_a_policy_trains_in_an_environment(ray_cluster: None, tmp_path: Path) ->
     assert any("Move the blue square to the red one." in page for page in pages), (
         "the policy was not shown the environment"
     )
+
+
+def collect(count: int, variables: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BROWSER), str(count)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium: install chromium")
+def test_a_browser_rewards_the_right_button_alone() -> None:
+    """SFT plays what the example collects; of three buttons one earns a reward, and a click beside them none."""
+    config = load("docs/examples/browser.yaml", [f"toolbox.environments=['{BROWSER}:Browser']"])
+    browser, player = select_environments(config.toolbox)["browser"], Player(config, str(BASE))
+    rows = [Demonstration.model_validate_json(line) for line in collect(2).stdout.splitlines()]
+    assert len(rows) == 2
+    for row in rows:
+        trajectory, views = player.play(row)
+        assert [o.data["reward"] for o in trajectory.observations] == [1.0]
+        assert [trajectory.answer] == row.answers
+        assert not np.array_equal(*views)
+        buttons = re.findall(r"left:(\d+)px;top:(\d+)px;background:(\w+)", row.meta["html"])
+        assert len(buttons) == 3
+        for left, top, color in [
+            *buttons,
+            ("223", "-20", "none"),
+        ]:  # the last in the corner, without a button
+            episode = browser()
+            episode.reset(row, {}, 0)
+            x, y = round((int(left) + 32) * 1000 / 256), round((int(top) + 20) * 1000 / 256)
+            result = episode.execute(Action(op="click", arguments={"x": x, "y": y}))
+            is_right = f" {color} " in row.question
+            assert (result.reward, result.done) == (float(is_right), not is_right and color != "none")
+            assert len(result.images) == 1
+            episode.close()
+    example = sys.modules[browser.__module__]
+    example.THREAD.submit(lambda: example.chromium().browser.close()).result()
+
+
+def test_without_chromium_the_browser_says_what_to_install(tmp_path: Path) -> None:
+    nowhere = {"PATH": str(tmp_path), "PLAYWRIGHT_BROWSERS_PATH": str(tmp_path)}
+    result = collect(1, {**os.environ, **nowhere})
+    assert result.returncode == 1
+    assert "MissingDependency: Chromium does not start" in result.stderr
+    assert "fix: apt install chromium, or playwright install chromium" in result.stderr
