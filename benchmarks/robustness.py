@@ -50,7 +50,7 @@ CLEAN = "clean"
 LATE_SHARE = 10
 """Percentage of late calls: each of them ends a process."""
 
-STEPS = (1, 2, 4, 8, 16)
+STEPS = (2, 4, 8, 16)
 """How far FGSM moves each value of 0..255."""
 TYPOS = (2, 5, 10)
 """Percentages of letters."""
@@ -130,7 +130,7 @@ def moved_sets(config: Config, steps: Iterable[int], typos: Iterable[int], folde
             factors = [side // small for side, small in zip(picture.shape[:2], direction.shape, strict=False)]
             moved = picture + step * direction.repeat(factors[0], 0).repeat(factors[1], 1)
             path = folder / f"{demonstration.id}-{kind}-{step}.png"
-            Image.fromarray(np.clip(moved, 0, 255).astype(np.uint8)).save(path)
+            Image.fromarray(np.clip(moved, 0, 255).astype(np.uint8)).save(path, compress_level=1)
             media = [question.media[0].model_copy(update={"uri": str(path)})]
             row = question.model_copy(update={"media": media})
             rows[f"{kind}-{step}"].append(row.model_dump_json())

@@ -9,12 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import numpy as np
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
+from pixelis.actors import report
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.group_views import Views, fetch_groups
 from pixelis.actors.rollouts import RolloutBatch, StepResult
@@ -31,6 +33,7 @@ from pixelis.records import Group, Trajectory
 if TYPE_CHECKING:
     from pixelis.policy.train_step import Trainer
 
+V = TypeVar("V")
 MAX_RESTARTS = 5
 """Consecutive restarts of the source's actor without a batch in between, after which training fails."""
 
@@ -109,6 +112,7 @@ class RolloutSource(BatchSource):
         self.version: Any = None
         self.last_state: dict[str, Any] = {}
         self.pending: list[ray.ObjectRef] = []
+        self.page: ray.ObjectRef | None = None
         self.incarnation = 0
         self.teachers: Teachers | None = None
 
@@ -158,8 +162,25 @@ class RolloutSource(BatchSource):
             self.trainer.rft.adapt_kl(total / max(tokens, 1.0))
         if self.teachers is not None:
             metrics = metrics | self.teachers.advise(trained_episodes(share.groups, views), samples)
+        every = self.config.rft.evaluate_every
+        if every and (share.step + 1) % every == 0:
+            self._show_drift(share, samples)
         self.last_state = share.state
         return LearnerBatch(share.step, samples, "policy", metrics, share.state)
+
+    def _show_drift(self, share: RolloutBatch, samples: list[TrainSample]) -> None:
+        """Start the page of `telemetry.trajectories` episodes of a batch, with the drift of each as its title."""
+        count = self.config.telemetry.trajectories
+        log_probs = self.trainer.model.log_probs(samples[:count])
+        chosen: list[report.Chosen] = []
+        episodes = trained_episodes(share.groups, share.views)
+        for (group, views, trajectory), sample, values in zip(episodes, samples, log_probs, strict=False):
+            if len(values):
+                drift = np.abs(values - sample.log_probs[sample.mask])
+                title = f"drift {drift.mean():.4f} a token, at most {drift.max():.3f}"
+                chosen.append((title, group.model_copy(update={"trajectories": [trajectory]}), views))
+        if chosen and self.rank == 0:
+            self.page = report.show_trained(self.config, share.step + 1, chosen)
 
     def _share(self) -> RolloutBatch | None:
         """This worker's part of the batch. If the actor has restarted, all workers start it again there."""
@@ -204,7 +225,7 @@ class RolloutSource(BatchSource):
 
     def end(self) -> None:
         if self.rank == 0:
-            ray.get(self.actor.finish.remote())
+            ray.get([self.actor.finish.remote(), *([self.page] if self.page is not None else [])])
 
 
 def samples_of(groups: list[Group], views: list[Views]) -> list[TrainSample]:
@@ -214,7 +235,7 @@ def samples_of(groups: list[Group], views: list[Views]) -> list[TrainSample]:
     ]
 
 
-def trained_episodes(groups: list[Group], views: list[Views]) -> list[tuple[Group, Views, Trajectory]]:
+def trained_episodes(groups: list[Group], views: list[V]) -> list[tuple[Group, V, Trajectory]]:
     """The trajectories with an advantage that saw the pictures as they are, with their groups."""
     return [
         (group, group_views, trajectory)

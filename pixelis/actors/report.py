@@ -101,19 +101,27 @@ def sample(
 ) -> ray.ObjectRef | None:
     """Start a task that writes a page with `telemetry.trajectories` episodes of an evaluation, if any."""
     name = f"step {step}"
-    chosen = choose(name, groups, views, config.telemetry.trajectories)
-    return (
-        _write_sample.remote(config, step, {"arms": [{**summary, "name": name}]}, chosen) if chosen else None
-    )
+    if not (chosen := choose(name, groups, views, config.telemetry.trajectories)):
+        return None
+    title, facts = f"{config.run.name}, after {step} steps", {"arms": [{**summary, "name": name}]}
+    return _write_sample.remote(config, f"step_{step:08d}.html", title, facts, chosen)
+
+
+def show_trained(config: Config, step: int, chosen: list[Chosen]) -> ray.ObjectRef:
+    """Start a task that writes a page with episodes that were learnt from in a step."""
+    title = f"{config.run.name}, learnt in step {step}"
+    return _write_sample.remote(config, f"trained_{step:08d}.html", title, {}, chosen)
 
 
 @ray.remote(num_cpus=0)
-def _write_sample(config: Config, step: int, summary: dict[str, Any], chosen: list[Any]) -> str | None:
-    folder, title = Path(config.run.dir) / "trajectories", f"{config.run.name}, after {step} steps"
+def _write_sample(
+    config: Config, file: str, title: str, summary: dict[str, Any], chosen: list[Any]
+) -> str | None:
+    folder = Path(config.run.dir) / "trajectories"
     try:
-        return str(write_report(folder, summary, [], pages(config, chosen), title, f"step_{step:08d}.html"))
+        return str(write_report(folder, summary, [], pages(config, chosen), title, file))
     except Exception:  # a missing page must not end the run
-        log.warning("cannot write the page with episodes after step %d", step, exc_info=True)
+        log.warning("cannot write the page %s", file, exc_info=True)
         return None
 
 

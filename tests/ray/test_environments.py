@@ -180,6 +180,8 @@ def test_a_policy_trains_in_an_environment(ray_cluster: None, tmp_path: Path) ->
     assert any("Move the blue square to the red one." in page for page in pages), (
         "the policy was not shown the environment"
     )
+    learnt = (tmp_path / "run/trajectories/trained_00000001.html").read_text(encoding="utf-8")
+    assert len(re.findall(r"drift 0\.000\d a token", learnt)) == 6
 
 
 def collect(count: int, variables: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -187,6 +189,7 @@ def collect(count: int, variables: dict[str, str] | None = None) -> subprocess.C
     return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
 
 
+@pytest.mark.long  # Chromium takes half of a minute on a busy machine
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium: install chromium")
 def test_a_browser_rewards_the_right_button_alone() -> None:
     """SFT plays what the example collects; of three buttons one earns a reward, and a click beside them none."""
@@ -201,10 +204,8 @@ def test_a_browser_rewards_the_right_button_alone() -> None:
         assert not np.array_equal(*views)
         buttons = re.findall(r"left:(\d+)px;top:(\d+)px;background:(\w+)", row.meta["html"])
         assert len(buttons) == 3
-        for left, top, color in [
-            *buttons,
-            ("223", "-20", "none"),
-        ]:  # the last in the corner, without a button
+        corner = ("223", "-20", "none")  # without a button
+        for left, top, color in [*buttons, corner]:
             episode = browser()
             episode.reset(row, {}, 0)
             x, y = round((int(left) + 32) * 1000 / 256), round((int(top) + 20) * 1000 / 256)
