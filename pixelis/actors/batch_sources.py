@@ -163,7 +163,7 @@ class RolloutSource(BatchSource):
         if self.teachers is not None:
             metrics = metrics | self.teachers.advise(trained_episodes(share.groups, views), samples)
         every = self.config.rft.evaluate_every
-        if every and (share.step + 1) % every == 0:
+        if every and (share.step + 1) % every == 0 and self.config.telemetry.trajectories:
             self._show_drift(share, samples)
         self.last_state = share.state
         return LearnerBatch(share.step, samples, "policy", metrics, share.state)
@@ -177,7 +177,7 @@ class RolloutSource(BatchSource):
         for (group, views, trajectory), sample, values in zip(episodes, samples, log_probs, strict=False):
             if len(values):
                 drift = np.abs(values - sample.log_probs[sample.mask])
-                title = f"drift {drift.mean():.4f} a token, at most {drift.max():.3f}"
+                title = f"drift {drift.mean():.2g} a token, at most {drift.max():.2g}"
                 chosen.append((title, group.model_copy(update={"trajectories": [trajectory]}), views))
         if chosen and self.rank == 0:
             self.page = report.show_trained(self.config, share.step + 1, chosen)

@@ -181,7 +181,9 @@ def test_a_policy_trains_in_an_environment(ray_cluster: None, tmp_path: Path) ->
         "the policy was not shown the environment"
     )
     learnt = (tmp_path / "run/trajectories/trained_00000001.html").read_text(encoding="utf-8")
-    assert len(re.findall(r"drift 0\.000\d a token", learnt)) == 6
+    drifts = re.findall(r"drift (\S+) a token", learnt)
+    assert len(drifts) == 6
+    assert all(float(drift) < 1e-3 for drift in drifts)
 
 
 def collect(count: int, variables: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

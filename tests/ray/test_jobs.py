@@ -170,6 +170,7 @@ def test_ttrl_learns_from_votes_until_agreement_stops_rising(ttrl_run: tuple[Pat
     assert "unknown: the questions have no answers" in output
 
 
+@pytest.mark.long
 def test_evaluations_answer_questions_of_each_set_and_their_mean_decides(ttrl_run: tuple[Path, str]) -> None:
     evaluations = events.read(ttrl_run[0], "evaluation")
     assert evaluations
@@ -189,6 +190,7 @@ def test_ttrl_refuses_rewards_that_use_the_true_answer(
     assert "rewards.weights" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_run_takes_the_disk_that_its_dry_run_estimates(ttrl_run: tuple[Path, str]) -> None:
     folder, _ = ttrl_run
     config = load(None, [*TTRL, f"run.dir={folder}"])
@@ -205,6 +207,7 @@ def test_a_run_takes_the_disk_that_its_dry_run_estimates(ttrl_run: tuple[Path, s
         assert written == pytest.approx(estimate[name] * len(kept) / estimated_count, rel=0.15)
 
 
+@pytest.mark.long
 def test_rollouts_after_sft_are_exactly_on_policy_and_every_metric_is_documented(
     ttrl_run: tuple[Path, str], documented_metrics: MetricTable
 ) -> None:
@@ -219,13 +222,20 @@ def test_rollouts_after_sft_are_exactly_on_policy_and_every_metric_is_documented
     assert [key for key in logged if not any(pattern.fullmatch(key) for pattern in patterns)] == []
 
 
+@pytest.mark.long
 def test_evaluations_write_pages_with_pictures(ttrl_run: tuple[Path, str]) -> None:
-    pages = sorted((ttrl_run[0] / "trajectories").iterdir())
+    folder = ttrl_run[0] / "trajectories"
+    evaluated, trained = (sorted(folder.glob(f"{kind}_*.html")) for kind in ("step", "trained"))
     steps = len(events.read(ttrl_run[0], "step/policy"))
-    assert [page.name for page in pages] == [f"step_{step:08d}.html" for step in range(2, steps + 1, 2)]
-    for page in pages:
+    names = [f"{step:08d}.html" for step in range(2, steps + 1, 2)]
+    assert [page.name for page in evaluated] == [f"step_{name}" for name in names]
+    assert {page.name for page in trained} <= {f"trained_{name}" for name in names}
+    for page in [*evaluated, *trained]:
         text = page.read_text(encoding="utf-8")
         assert text.count('<article class="episode"') == 3
+        drifts = re.findall(r"drift (\S+) a token", text)
+        assert len(drifts) == 3 * (page in trained)
+        assert all(float(drift) < 1e-3 for drift in drifts), "the run is on-policy"
         assert "data:image/" in text
         assert "was not kept" not in text
 
