@@ -12,7 +12,7 @@ from command_line import pixelis
 from pixelis.policy import checkpoint
 from pixelis.telemetry import events
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SMALL = (
     *("policy.model=nano", "policy.full=false", "policy.dtype=auto", "policy.gradient_checkpointing=false"),
