@@ -3,7 +3,7 @@
 A row holds its page, `meta.html`. The page decides: `data-reward` of its body is what has been earned, and
 `data-done` ends the episode. This file also makes such rows:
 
-    python docs/examples/browser.py 400 > demonstrations.jsonl
+    python docs/examples/browser.py 1500 --direct 0.6 > demonstrations.jsonl
     python docs/examples/browser.py 200 --questions --seed 1 > questions.jsonl
 """
 
@@ -94,7 +94,8 @@ def chromium():
 
     Pages share it, a renderer process, and the window of a page that stays: this halves their processor time.
     """
-    path, flags = shutil.which("chromium"), ["--disable-gpu", "--renderer-process-limit=1"]
+    path = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    flags = ["--disable-gpu", "--renderer-process-limit=1"]
     try:
         browser = driver().chromium.launch(executable_path=path, args=flags)
     except Error as error:
@@ -149,8 +150,13 @@ def questions(count: int, seed: int) -> Iterator[Question]:
         )
 
 
-def demonstration(question: Question) -> Demonstration:
-    """What a user of the page does, who finds its elements by their roles; played and verified here."""
+def demonstration(question: Question, is_direct: bool) -> Demonstration:
+    """What a user of the page does, who finds its elements by their roles; played and verified here.
+
+    A direct one is the answer alone, which the first screenshot does not show.
+    """
+    if is_direct:
+        return Demonstration.of(question, turns=[{"answer": question.answers[0]}])
     browser = Browser()
     browser.reset(question, {}, 0)
     button = browser.page.get_by_role("button", name=question.question.split()[2])
@@ -170,9 +176,12 @@ def main() -> None:
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--questions", action="store_true", help="rows without turns")
+    parser.add_argument("--direct", type=float, default=0.0, help="share that answers without a click")
     options = parser.parse_args()
-    rows = questions(options.count, options.seed)
-    for row in rows if options.questions else map(demonstration, rows):
+    rng = np.random.default_rng([options.seed, 1])
+    for row in questions(options.count, options.seed):
+        if not options.questions:
+            row = demonstration(row, is_direct=rng.random() < options.direct)
         print(row.model_dump_json(exclude_defaults=True), flush=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from pixelis.engines import start_engine
 from pixelis.errors import BadInput
 from pixelis.operations import select
 from pixelis.operations.environment import PARENT, environment_of, select_environments
-from pixelis.records import Group, Media, Observation, Turn
+from pixelis.records import Group, Media, Observation, Question, Turn
 from pixelis.telemetry import logs, tracing
 from pixelis.telemetry.metrics import count, publish
 
@@ -71,6 +72,7 @@ class Generator:
         self.shams = Shams(self.renderer)
         self.tools = ToolboxPool(config, self.engine.spec.multiple, self.renderer.coordinates)
         self.started, self.loading, self.running = False, asyncio.Lock(), 0
+        self.room = asyncio.Semaphore(config.engine.max_num_seqs)
         freeze_gc()
 
     async def _load(self, version: int, weights: Any = None) -> None:
@@ -211,7 +213,7 @@ class Generator:
         if request.resume:
             earlier = [so_far.trajectory for so_far in request.resume]
             starts = list(map(Start.after, earlier, numbers))
-        sessions, environments = list[Session](), list[EnvironmentTools]()
+        sessions = list[Session]()
         tags = {"generator": str(self.index)}
         self.running += 1
         publish({"engine/running": self.running}, tags)
@@ -223,20 +225,20 @@ class Generator:
             version = self.engine.version
             opened, (images, views) = await self._open(question.media, request)
             resume = [await self._resume(so_far, views, request) for so_far in request.resume]
-            if request.operations and environment_of(question, self.renderer.environments) is not None:
-                if resume:
-                    raise BadInput("an environment cannot be left and resumed", code="environment_left")
-                environments += [EnvironmentTools(self.tools, opened, question) for _ in sessions]
+            plays = bool(request.operations and environment_of(question, self.renderer.environments))
+            if plays and resume:
+                raise BadInput("an environment cannot be left and resumed", code="environment_left")
             tools = BoundTools(self.tools, opened) if request.operations else None
-            episodes = await asyncio.gather(
-                *(
-                    _traced_episode(
+
+            async def play(i: int, session: Session) -> Episode:
+                async with self._environment(opened, question) if plays else nullcontext(tools) as own:
+                    return await _traced_episode(
                         session,
                         self.renderer,
                         question,
                         images,
                         views,
-                        environments[i] if environments else tools,
+                        own,
                         limits,
                         replace(sampling, max_tokens=turn_tokens, seed=sampling.seed + numbers[i]),
                         group_id=request.group_id,
@@ -246,20 +248,17 @@ class Generator:
                         on_turn=partial(watch, i) if watch is not None else None,
                         on_text=read if i == 0 else None,
                     )
-                    for i, session in enumerate(sessions)
-                )
-            )
+
+            episodes = await asyncio.gather(*(play(i, session) for i, session in enumerate(sessions)))
         finally:
             self.running -= 1
             publish({"engine/running": self.running}, tags)
             for session in sessions:
                 session.close()
-            for environment in environments:
-                environment.close()
         trajectories = [e.trajectory for e in episodes]
         for trajectory, name in zip(trajectories, augmentations, strict=True):
             trajectory.augmentation = name
-        if request.causal_use and tools is not None and not environments:
+        if request.causal_use and tools is not None and not plays:
             self.shams.remember(episodes[0])
             score = partial(self._score, sampling.priority)
             await asyncio.gather(*(self.shams.measure(question, e, tools, score) for e in episodes))
@@ -269,6 +268,16 @@ class Generator:
             return group, {}, []
         added = {e.trajectory.id: e.views[len(views) :] if e.trajectory.images else None for e in episodes}
         return group, added, await first_views(question.media, images, views, request.known)
+
+    @asynccontextmanager
+    async def _environment(self, opened: Opened, question: Question) -> AsyncIterator[EnvironmentTools]:
+        """The environment of an episode, once fewer than engine.max_num_seqs are open."""
+        async with self.room:
+            environment = EnvironmentTools(self.tools, opened, question)
+            try:
+                yield environment
+            finally:
+                environment.close()
 
     async def _score(self, priority: int, tokens: list[int], views: list[np.ndarray], count: int) -> float:
         session = await self.engine.open()

@@ -111,6 +111,8 @@ def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], ro
     learner = config.learner
     # The other ranks wait for the first, which alone waits for loads and evaluations
     timeout_s = max(1800.0, 2 * (config.load_timeout_s + config.rollout_timeout_s))
+    # Paths such as my_reward.py:score are relative to the folder of the driver or the job.
+    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
     trainer = TorchTrainer(
         run,
         scaling_config=ScalingConfig(

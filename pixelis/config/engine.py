@@ -40,7 +40,7 @@ class EngineConfig(Section):
     rft.max_off_policy_steps=0, engine.workers=learner.workers and gpus=1 (or 0) of both; the embedder runs on
     the CPU"""
     max_num_seqs: PositiveInt = 256
-    """maximum number of episodes decoded together"""
+    """maximum number of episodes decoded together, and of environments open at once"""
     max_num_batched_tokens: int | None = Field(None, ge=1)
     """vllm: maximum number of tokens computed in one pass; unset: vLLM's default for the GPU"""
     timeout_s: PositiveFloat = 600.0

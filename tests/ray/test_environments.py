@@ -16,19 +16,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 
 from pixelis.actors import placement
 from pixelis.actors.episode_tools import EnvironmentTools
+from pixelis.actors.generator import Generator
+from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RolloutResult
+from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.config import absolute, load, parse
 from pixelis.datasets.demonstrations import Player
+from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import InfraFailure
 from pixelis.jobs import rft
 from pixelis.jobs.driver import run_folder
 from pixelis.nano import BASE
 from pixelis.operations import Environment, EnvironmentAction, EnvironmentResult, OperationArguments
 from pixelis.operations.environment import select_environments
-from pixelis.records import Action, Demonstration, Question
+from pixelis.records import Action, Demonstration, Question, StopReason
 from pixelis.telemetry import events
 
 pytestmark = pytest.mark.slow
@@ -68,6 +73,23 @@ class Counter(Environment):
             self.ballast = np.ones(10**9)
         self.total += number
         return EnvironmentResult(str(self.total), reward=number / 2, done=self.total >= 10)
+
+
+class Crowd(Environment):
+    """Writes how many of its episodes the process has to the file that its question names."""
+
+    name = "crowd"
+    actions = (Add,)
+    episodes = 0
+
+    def reset(self, question, media, seed):
+        Crowd.episodes += 1
+        with open(question.meta["file"], "a") as file:
+            print(Crowd.episodes, file=file)
+        return EnvironmentResult()
+
+    def close(self):
+        Crowd.episodes -= 1
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +170,33 @@ def test_the_end_of_a_process_is_that_of_its_episodes_alone(
         assert (await add(fresh, 3))[0] == "3"
 
     pool[0].run(body(pool[1]))
+
+
+def test_no_more_environments_are_open_than_episodes_are_decoded(ray_cluster: None, tmp_path: Path) -> None:
+    """Pages of a browser or processes of a command, of which a batch of rollouts would open hundreds."""
+    store = PolicyStore.options(name="crowd-store").remote(str(tmp_path))  # type: ignore[attr-defined]
+    overrides = [f"toolbox.environments=['{HERE}:Crowd']", "toolbox.workers=1", "toolbox.cpus=0"]
+    overrides += ["engine.max_num_seqs=3", f"run.dir={tmp_path}"]
+    config = load("configs/nano/base.yaml", overrides)
+    actor = Generator.options(num_cpus=0).remote(config, "crowd-store")  # type: ignore[attr-defined]
+
+    async def play() -> list[StopReason]:
+        router = GeneratorRouter([actor], follows=True)
+        meta = {"file": str(tmp_path / "episodes")}
+        question = Question(id="q", question="?", environment="crowd", meta=meta)
+        request = RolloutRequest(question, "g", 8, SamplingParams(max_tokens=4), max_turns=1)
+        (result,) = [item async for item in router.episodes(request) if isinstance(item, RolloutResult)]
+        return [trajectory.stop_reason for trajectory in result.group.trajectories]
+
+    try:
+        ray.get([actor.ready.remote(), actor.load.remote(0)], timeout=120)
+        reasons = asyncio.run(asyncio.wait_for(play(), 120))
+    finally:
+        ray.kill(actor)
+        ray.kill(store)
+    assert StopReason.ERROR not in reasons
+    counts = [int(line) for line in (tmp_path / "episodes").read_text().split()]
+    assert (len(counts), max(counts)) == (8, 3)
 
 
 @pytest.mark.long  # the other tests play episodes of an environment and its demonstrations

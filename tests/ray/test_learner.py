@@ -18,6 +18,7 @@ from pixelis.actors.batch_sources import BatchSource
 from pixelis.actors.train_job import TrainJob
 from pixelis.config import Config, load
 from pixelis.errors import DataFailure, PixelisError
+from pixelis.operations.environment import select_environments
 from pixelis.telemetry import events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_cluster")]
@@ -27,7 +28,7 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers canno
 
 
 class FailingSource(BatchSource):
-    """A source that fails as soon as the learner has loaded its policy."""
+    """A source that fails as soon as the learner has loaded its policy and the run's environments."""
 
     kind, steps = "sft", 3
 
@@ -35,6 +36,7 @@ class FailingSource(BatchSource):
         self.config, self.error = config, error
 
     def begin(self, state: dict[str, Any]) -> None:
+        select_environments(self.config.toolbox)
         raise self.error
 
     next = done = lambda *_: None  # type: ignore[assignment]
@@ -42,7 +44,8 @@ class FailingSource(BatchSource):
 
 @pytest.mark.long  # below: in this process
 def test_a_programming_error_ends_the_run_with_its_cause(tmp_path: Path) -> None:
-    config = load(None, [f"run.dir={tmp_path}", "learner.max_failures=1"])
+    environments = "toolbox.environments=[docs/examples/grid_walk.py:GridWalk]"  # from the driver's folder
+    config = load(None, [f"run.dir={tmp_path}", "learner.max_failures=1", environments])
     source = FailingSource(config, IndexError("index 151655 is out of range"))
     with pytest.raises(PixelisError, match="IndexError: index 151655 is out of range") as caught:
         learner.fit(TrainJob(config, source))
