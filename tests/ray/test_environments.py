@@ -172,6 +172,7 @@ def test_the_end_of_a_process_is_that_of_its_episodes_alone(
     pool[0].run(body(pool[1]))
 
 
+@pytest.mark.long  # starts a generator
 def test_no_more_environments_are_open_than_episodes_are_decoded(ray_cluster: None, tmp_path: Path) -> None:
     """Pages of a browser or processes of a command, of which a batch of rollouts would open hundreds."""
     store = PolicyStore.options(name="crowd-store").remote(str(tmp_path))  # type: ignore[attr-defined]

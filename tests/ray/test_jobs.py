@@ -257,6 +257,7 @@ def run_job(job: Callable[[], None], monkeypatch: pytest.MonkeyPatch, *arguments
     return 0
 
 
+@pytest.mark.long  # the rehearsal of a reproduction evaluates
 def test_evaluate_writes_metrics_trajectories_and_pictures(
     sft_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

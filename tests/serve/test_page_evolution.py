@@ -51,6 +51,7 @@ def put_review(evolution: Any) -> str:
     return text
 
 
+@pytest.mark.long  # the requests behind it: test_evolution.py
 def test_updates_are_approved_and_rejected(deployed: Deployed, opened: Opened) -> None:
     questions = [put_review(deployed.evolution) for _ in range(2)]
     page = opened("evolution")

@@ -102,8 +102,10 @@ def test_dropout_applies_to_training_but_not_to_measurements():
     ("stage", "full"),
     [
         (2, False),
-        (3, False),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in ((1, False), (0, False), (1, True))),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in ((3, False), (1, False), (0, False), (1, True))
+        ),
     ],
 )
 def test_resume_is_exact_for_every_zero_stage(stage: int, full: bool, tmp_path: Path):
