@@ -101,8 +101,16 @@ class EpisodePage:
         small = Image.fromarray(shot.picture).resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
         return np.asarray(small)
 
+    def starts(self) -> list[Crop]:
+        """What the episode's environment showed first."""
+        return [
+            Crop(view.id, None, self.pictures.get(view.id), view.source_size)
+            for view in self.trajectory.images
+            if view.parent is not None and view.frame is None and view.id in self._first()
+        ]
+
     def clips(self) -> dict[str, list[Shot]]:
-        first = {name for turn in self.trajectory.turns if turn.role == "user" for name in turn.images}
+        first = self._first()
         clips: dict[str, list[Shot]] = {}
         for view in self.trajectory.images:
             if view.parent is not None and view.frame is not None and (view.id in first or not first):
@@ -113,6 +121,9 @@ class EpisodePage:
         """Clips of the question of which no frame is known."""
         clips = self.clips()
         return [media.id for media in self.question.media if media.kind == "video" and media.id not in clips]
+
+    def _first(self) -> set[str]:
+        return {name for turn in self.trajectory.turns if turn.role == "user" for name in turn.images}
 
     def turns(self) -> Iterator[TurnPage]:
         policy_turns = [turn for turn in self.trajectory.turns if turn.is_policy]

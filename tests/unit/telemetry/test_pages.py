@@ -202,6 +202,21 @@ def test_the_report_loads_only_the_frames_of_the_page():
     assert load_pictures(Media(id="img0", uri="gone.png"), still({}), ToolboxConfig()) == {}
 
 
+def test_an_environments_first_picture_is_shown_beside_what_its_actions_return():
+    views = [ImageView(id=i, parent="environment", source_size=(256, 256)) for i in ("img0", "obs1")]
+    observation = Observation(status="ok", id="obs1", images=views[1:], data={"reward": 1.0, "done": False})
+    turns = [
+        Turn(role="user", text="?", images=["img0"]),
+        *turns_of(Action(op="click", target=""), observation),
+    ]
+    trajectory = Trajectory(question_id="q", images=views, turns=turns, stop_reason=StopReason.DONE)
+    pictures = {"img0": grey(64, 64), "obs1": grey(64, 64) + 9}
+    page = test_report.page_of(EpisodePage(Question(id="q", question="?"), trajectory, pictures))
+    for name, picture in pictures.items():
+        (shown,) = decoded(page, f"what {name} shows")
+        assert np.array_equal(shown, picture)
+
+
 def test_hostile_observations_stay_text():
     bad = {HOSTILE: HOSTILE, "value": HOSTILE}
     value = {"value": HOSTILE, "unit": HOSTILE}

@@ -243,7 +243,7 @@ def test_an_episode_tells_its_story_in_order():
     order = [
         "Episode 3", "Which digit?", "right", "Answer: 7", "truth: 7", "1024 × 768 pixels", "64 × 48 pixels",
         "[picture: 12 tokens]", "Turn 1: the policy calls zoom_in on img0",
-        "512 × 384 pixels of the picture, seen at 64 × 48", "Turn 2: the policy calls zoom_in on obs1",
+        "512 × 384 pixels, seen at 64 × 48", "Turn 2: the policy calls zoom_in on obs1",
         "Turn 3: the policy makes a call that cannot be read", "The call fails: bad_json",
         "Turn 4: the policy answers", "reward 1.05", "2 tokens generated",
     ]  # fmt: skip
