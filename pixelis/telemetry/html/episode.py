@@ -103,10 +103,11 @@ class EpisodePage:
 
     def starts(self) -> list[Crop]:
         """What the episode's environment showed first."""
+        first = self._first()
         return [
             Crop(view.id, None, self.pictures.get(view.id), view.source_size)
             for view in self.trajectory.images
-            if view.parent is not None and view.frame is None and view.id in self._first()
+            if view.parent is not None and view.frame is None and view.id in first
         ]
 
     def clips(self) -> dict[str, list[Shot]]:
@@ -123,6 +124,7 @@ class EpisodePage:
         return [media.id for media in self.question.media if media.kind == "video" and media.id not in clips]
 
     def _first(self) -> set[str]:
+        """Images of the prompts: what the policy saw before it called anything."""
         return {name for turn in self.trajectory.turns if turn.role == "user" for name in turn.images}
 
     def turns(self) -> Iterator[TurnPage]:
